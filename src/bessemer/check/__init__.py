@@ -1,1 +1,1 @@
-"""`bessemer check`: the launch checklist of a run, executed on small trainings of its own recipe."""
+"""Launch checklist of a run (`bessemer check`), executed on small trainings of the recipe."""

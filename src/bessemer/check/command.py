@@ -1,4 +1,4 @@
-"""Run the launch checklist: rows from the recipe, from small trainings and from the masks."""
+"""Implementation of `bessemer check`: rows from the recipe, from small trainings and from the masks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Plan = Callable[[], tuple[dict[str, Any], ResolvedRecipe]]
 
 
 class Subject:
-    """A recipe under examination, with its plan, tokens and trial. Trials are in the scratch folder `place`."""
+    """A recipe under examination, with its plan, tokens and trial. Trials run in the scratch folder `place`."""
 
     def __init__(
         self, asked: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: ResolvedRecipe, build: sample.Build,
@@ -51,7 +51,7 @@ class Subject:
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
 
     def trained(self, name: str, recipe: ResolvedRecipe, stopped_in: int | None = None) -> trial.TrialResult:
-        """Train a trial in a new folder."""
+        """Train a trial in a new folder and return its result."""
         base = base_bytes(recipe.train, self.device)
         recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)
         memory = memory_of(recipe.train, recipe.parallel, self.config, self.device, recomputed, base)
@@ -66,7 +66,7 @@ class Subject:
 
 @contextmanager
 def scratch(run: RunDirectory) -> Iterator[Path]:
-    """A hidden folder on the disk of the run, beside it, which is removed."""
+    """Yield a temporary hidden folder on the run's file system, next to the run directory."""
     there = next(place for place in run.path.absolute().parents if place.is_dir())
     try:
         folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there)
@@ -81,8 +81,9 @@ def checked(asked: Recipe, run: RunDirectory, plan: Plan, build: sample.Build) -
 
     Args:
         asked: The recipe as written.
-        run: Its run directory, which stays as it is.
-        plan: Returns the plan of the run and its resolved recipe. Raises InputError for a recipe that cannot be trained.
+        run: Its run directory, which is not changed.
+        plan: Returns the plan of the run and its resolved recipe. Raises InputError for a recipe that cannot be
+            trained.
         build: Builds the tokens of a recipe in a run directory.
     """
     rows: list[CheckRow] = []
@@ -114,7 +115,7 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
 
 
 def _examined(subject: Subject) -> Iterator[CheckRow]:
-    """Masks and overfitting, in this process on one device, with the trial's starting weights."""
+    """Check masks and overfitting in this process on one device, with the trial's starting weights."""
     recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
     devices.set_deterministic(subject.device)
     with silent():

@@ -1,5 +1,7 @@
-"""What a token can see, examined on batches of the real loader and the model that is trained: a token is changed, and the hidden
-states that must not depend on it have to stay the same."""
+"""Checks of labels and attention masks, on batches of the real loader and the trained model.
+
+A check changes a token, and hidden states that must not depend on it have to stay equal.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,19 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.trainer import Trainer
 
 TOPIC = "labels and masks"
-SEARCHED = 256  # sequences in which a border of documents is looked for
+SEARCHED = 256  # sequences that are searched for a document border
 PLACES = 6  # tokens that are changed
-LEAK = 1e-6  # of a hidden state, beside what the change does elsewhere: kernels of other shapes round otherwise
+# Largest ratio of a forbidden change of a hidden state to the changes elsewhere. It is not 0 because kernels of other shapes
+# round differently.
+LEAK = 1e-6
 
 
 def mask_rows(recipe: ResolvedRecipe, trainer: Trainer, loader: Loader, store: TokenStore) -> Iterator[CheckRow]:
-    """Rows about targets, causality and documents."""
+    """Yield the rows about targets, causality and document masks."""
     batch = loader.batch(0, min(SEARCHED, sum(loader.mixture.sequences)))
-    if recipe.train.objective == "classify":  # one label for each text
+    if recipe.train.objective == "classify":  # a text has one label and no token targets
         return
-    if recipe.train.objective_rule.is_built_in:  # else its class says
+    if recipe.train.objective_rule.is_built_in:  # a user's objective defines its own targets
         yield _targets(recipe, batch)
     with torch.no_grad(), _every_path_open(trainer):
         if trainer.model.config.causal:
@@ -39,7 +43,10 @@ def mask_rows(recipe: ResolvedRecipe, trainer: Trainer, loader: Loader, store: T
 
 @contextmanager
 def _every_path_open(trainer: Trainer) -> Iterator[None]:
-    """Matrices that begin at zero, as those behind attention often do, would hide what attention sees: noise in their place."""
+    """Replace weight matrices that are all zero by noise, because they would hide the effect of attention.
+
+    The output matrices of attention often start at zero. They are zero again at exit.
+    """
     closed = [p for p in trainer.model.parameters() if p.ndim > 1 and not p.any()]
     for number, parameter in enumerate(closed):
         generator = torch.Generator(parameter.device).manual_seed(number)
@@ -52,7 +59,7 @@ def _every_path_open(trainer: Trainer) -> Iterator[None]:
 
 
 def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
-    """Targets are the next tokens; of a masked model the tokens that were hidden."""
+    """Check that targets are the next tokens, or the hidden tokens of a masked model."""
     inputs, targets = batch.inputs, batch.targets
     if recipe.train.objective == "masked":
         hidden, share = targets >= 0, float((targets >= 0).mean())
@@ -63,16 +70,16 @@ def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
     follows = targets[:, :-1] == inputs[:, 1:]
     has_target = targets[:, :-1] >= 0
     if batch.starts is not None:
-        has_target &= ~batch.starts[:, 1:]  # a piece begins with what stands before it
+        has_target &= ~batch.starts[:, 1:]  # the first input of a segment is the token before the segment
     wrong = int((has_target & ~follows).sum())
     said = f"{counted(int(has_target.sum()), 'target')} of {counted(len(inputs), 'sequence')}, {wrong} of them not the next input"
     return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()), said)
 
 
 def _future(trainer: Trainer, batch: Batch) -> CheckRow:
-    """Tokens at several places are changed; no state before them may move."""
+    """Check that no hidden state before a changed token moves, at several positions."""
     length = batch.inputs.shape[1]
-    ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # a border of documents is left as it is
+    ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # changing a border would change the masks
     places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
     whole, leak, seen = _hidden(trainer, batch.inputs, batch.starts), 0.0, 0.0
     for place in places:
@@ -84,14 +91,14 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
 
 
 def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
-    """A token of an earlier document is changed; states of the next document may move only where the recipe lets them."""
+    """Check that changing a token moves hidden states of the next document only if the recipe allows it."""
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)
     if row < 0:
         said = f"no document ends within the first {counted(len(batch.inputs), 'sequence')}"
         return CheckRow(TOPIC, name, "not here", said)
     one = batch.row(row)
-    changed = begin - 2  # a token before the border, with one between, which sees it
+    changed = begin - 2  # leaves one token before the border that does attend to the changed one
     moved = _moved(trainer, _hidden(trainer, one.inputs, one.starts), one, changed)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
     said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
@@ -102,7 +109,10 @@ def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_te
 
 
 def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
-    """A sequence and the place where its second document begins, with two tokens on each side; (-1, 0): there is none."""
+    """Return a sequence and the position where its second document begins, or (-1, 0) if there is none.
+
+    At least two tokens are on each side of the border.
+    """
     for row, inputs in enumerate(batch.inputs):
         if batch.starts is None:
             begins = np.flatnonzero(inputs == end_of_text) + 1
@@ -116,7 +126,7 @@ def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
 
 
 def _moved(trainer: Trainer, whole: Tensor, batch: Batch, place: int) -> Tensor:
-    """By how much each state of a sequence moves when the token at `place` is another, the largest element of each."""
+    """Return the largest change of each hidden state of a sequence when the token at `place` changes."""
     other = batch.inputs.copy()
     other[0, place] = (other[0, place] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, place] + 1
     return (_hidden(trainer, other, batch.starts) - whole).abs().amax(-1)[0]

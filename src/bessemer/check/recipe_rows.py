@@ -1,4 +1,4 @@
-"""Rows that follow from the recipe alone: batch, token budget and layout."""
+"""Checklist rows that follow from the recipe alone: batch, token budget and layout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ BUDGET, LAYOUT = "batch and budget", "layout"
 
 
 def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
-    """Check that batch and number of tokens are explicit.
-
-    asked: the recipe as it was written; resolved: the same without optional fields.
-    """
+    """Check that batch size and number of tokens are explicit in the recipe as written (`asked`)."""
     train, batches = resolved.train, resolved.batches
     steps, micro = train.steps, train.micro_batch
     ways = f"{counted(batches.full, 'sequence')} of {batches.length}: {resolved.parallel.data} x "
@@ -33,7 +30,7 @@ def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
 
 
 def layout_row(resolved: ResolvedRecipe) -> CheckRow:
-    """Check that the parallel sizes multiply to the processes of the cluster."""
+    """Check that the parallel sizes multiply to the number of processes in the cluster."""
     layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
     said = f"{describe_axes(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
     holds = layout.world % nodes == 0 and layout.world // nodes <= (per_node or layout.world)

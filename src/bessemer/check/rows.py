@@ -1,4 +1,4 @@
-"""The rows of a checklist, and its verdict."""
+"""Rows of a checklist, and its verdict."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from bessemer.common.errors import BessemerError
 
-Status = Literal["ok", "warn", "FAIL", "not here"]  # "not here": it cannot be examined on this machine
-WIDTH = 108  # of the evidence, where it is wrapped
+Status = Literal["ok", "warn", "FAIL", "not here"]  # "not here": cannot be checked on this machine
+WIDTH = 108  # columns at which the evidence is wrapped
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A statement about a run, whether it holds, and the figures that say so."""
+    """A row of the checklist: a statement about a run, its status, and the evidence."""
 
     topic: str
     name: str
@@ -25,12 +25,12 @@ class CheckRow:
 
 
 def judged(topic: str, name: str, holds: bool, evidence: str, *, otherwise: Status = "FAIL") -> CheckRow:
-    """A row that holds or does not."""
+    """Return a row with status ok if it holds, else `otherwise`."""
     return CheckRow(topic, name, "ok" if holds else otherwise, evidence)
 
 
 def collected(topic: str, name: str, rows: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:
-    """The rows of an examination; one that ends with an error is a row that fails, by the name of the first."""
+    """Yield the rows of a check. An error ends the check with a FAIL row under `name`."""
     try:
         yield from rows()
     except (BessemerError, OSError, MemoryError) as error:
@@ -42,13 +42,13 @@ def is_go(rows: Iterable[CheckRow]) -> bool:
 
 
 def verdict(rows: list[CheckRow]) -> str:
-    """Go or no-go, with the number of rows by status."""
+    """Return go or no-go, with the number of rows by status."""
     counts = Counter(row.status for row in rows)
     return f"{'go' if is_go(rows) else 'no-go'}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
 
 
 def table(rows: list[CheckRow]) -> str:
-    """The rows as text by topic, evidence wrapped beside the name."""
+    """Format the rows by topic, with the evidence wrapped in the last column."""
     width, topics = max(len(row.name) for row in rows), [row.topic for row in rows]
     lines, topic = [], ""
     for row in sorted(rows, key=lambda row: topics.index(row.topic)):

@@ -1,4 +1,4 @@
-"""Tokens for trials: those of the run where they are written, else of a sample of its text."""
+"""Tokens for trials: the run's own if they exist, else those of a sample of its text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bessemer.run.stage import stage_is_current
 from bessemer.tokens.build import inputs_digest
 
 Build = Callable[[Recipe, RunDirectory], object]
-SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
-HELD_OUT = 0.05  # of a sample, at the least
+# Bytes of sampled text: in total, and per token of a vocabulary that is trained on it.
+SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60
+HELD_OUT = 0.05  # least held-out share of a sample
 
 
 def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, place: Path) -> RunDirectory:
-    """Return the run if it has the tokens of this recipe, else a run in `place` with tokens that `build` makes from a sample of
-    the sources."""
+    """Return the run if it has the tokens of this recipe, else a run in `place` with tokens of sampled sources."""
     if _has_tokens(resolved, run):
         return run
     if not asked.corpus.sources:
@@ -46,6 +46,6 @@ def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: B
 def _has_tokens(resolved: ResolvedRecipe, run: RunDirectory) -> bool:
     if not (run.tokens / "manifest.json").exists():
         return False
-    if resolved.corpus.sources and not run.corpus.exists():  # which is not needed once the tokens are written
+    if resolved.corpus.sources and not run.corpus.exists():  # the corpus may be deleted once there are tokens
         return True
     return stage_is_current(run.tokens, inputs_digest(resolved, run))

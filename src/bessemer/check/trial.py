@@ -1,7 +1,7 @@
 """Small trainings of a run's own recipe, each in new processes and a separate folder.
 
-`python -m bessemer.check.trial RUN [STOP]` is one process of such a training, which torchrun starts. In step STOP it gets a
-SIGTERM, as from a scheduler.
+`python -m bessemer.check.trial RUN [STOP]` is one process of a training that torchrun starts. It receives SIGTERM in
+step STOP, as from a scheduler.
 """
 
 from __future__ import annotations
@@ -29,16 +29,23 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_steps, write_atomic, write_json
 from bessemer.train.run_spec import RunSpec
 
-STEPS = 24  # of a trial
-STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
-ASSUMED_SHARE = 0.25  # of the peak, in a step
-LOSS_SEQUENCES = 16  # of a validation
-HANG_SECONDS = 900.0  # of a step of a trial
+STEPS = 24  # steps of a trial
+STEP_SECONDS = 0.4  # target time of a trial's step; the batch and then the model are reduced to reach it
+ASSUMED_SHARE = 0.25  # assumed share of the peak FLOP/s in a step
+LOSS_SEQUENCES = 16  # sequences of a validation
+HANG_SECONDS = 900.0  # time limit of a trial's step
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """losses: by step; weights: their hash at the end; rows: of metrics.jsonl."""
+    """The result of a trial.
+
+    Attributes:
+        run: Its run directory.
+        losses: Training loss by step.
+        weights: Hash of the weights at the end.
+        rows: Rows of metrics.jsonl.
+    """
 
     run: RunDirectory
     losses: dict[int, float]
@@ -50,9 +57,10 @@ class TrialResult:
 
 
 def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float) -> tuple[ResolvedRecipe, list[str]]:
-    """A resolved recipe for STEPS steps on this machine, and what is smaller than in the run, in words.
+    """Return a resolved recipe for STEPS steps on this machine, and descriptions of what is smaller than in the run.
 
-    peak: FLOP/s; free: bytes. Batch, then depth and then width are made smaller until a step is expected to take STEP_SECONDS.
+    Batch, depth and then width are reduced until a step is expected to take STEP_SECONDS. `peak` is FLOP/s and `free`
+    is bytes of memory.
     """
     said, train = [], recipe.train
     layout, length = recipe.parallel, recipe.tokens.sequence_length
@@ -100,7 +108,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
 
 
 def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
-    """Make a new run directory that is ready to train, over the tokens of another one."""
+    """Create a run directory that is ready to train on the tokens of another run."""
     run = RunDirectory(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
@@ -110,9 +118,10 @@ def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory
 
 
 def train(run: RunDirectory, recipe: ResolvedRecipe, stopped_in: int | None = None) -> TrialResult:
-    """Train a laid-out run in new processes to its end, and first, if `stopped_in` is given, in others that stop in that step.
+    """Train a prepared run in new processes to its end.
 
-    Raises BessemerError where a process fails.
+    If `stopped_in` is given, other processes first train it until a signal stops them in that step. Raises
+    BessemerError if a process fails.
     """
     if stopped_in is not None:
         run_processes(run, recipe, stopped_in)
@@ -123,20 +132,20 @@ def train(run: RunDirectory, recipe: ResolvedRecipe, stopped_in: int | None = No
 
 
 def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = None) -> dict[str, Any]:
-    """Train a run in new processes to its end and return the summary; {} where a signal stops it in step `stop`."""
+    """Train a run in new processes and return its summary, or {} if a signal stops it in step `stop`."""
     program = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
     try:
         with silent():
             return local_start.train(recipe, run, program)
     except BessemerError as error:
-        interrupt.check()  # of a person
+        interrupt.check()  # the user's own interrupt has priority
         if stop is None or not isinstance(error, Stopped):
             raise BessemerError(f"the small training failed: {error}") from None
     return {}
 
 
 def fits_here(layout: Parallel, is_cuda: bool) -> bool:
-    """Whether this machine can run the processes of a layout: a GPU each, or half a core."""
+    """Return True if this machine can run the processes of a layout: one GPU each, or half a core."""
     import torch
 
     return layout.world <= (torch.cuda.device_count() if is_cuda else max(2 * num_cores(), 2))
@@ -148,7 +157,7 @@ def main() -> None:
 
 
 def _stopped(stop: int, batches: Iterator[Any]) -> Iterator[Any]:
-    """Signal this process in step `stop`, as a scheduler does."""
+    """Yield batches, and signal this process in step `stop`, as a scheduler does."""
     for step, batch in enumerate(batches, 1):
         if step == stop:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Rows from small trainings of the recipe: learning, exact resume, logs, checkpoint and memory."""
+"""Checklist rows from small trainings of the recipe: learning, exact resume, logs, checkpoint and memory."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import Trainer
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
-BEGINS = "starts below a uniform guess"  # of trained weights
+BEGINS = "starts below a uniform guess"  # for trained weights
 LEARNS, LOGGED, PLANNED = "falls below a uniform guess", "validation and throughput apart", "plan against a micro-run"
 HOLDS, CONTINUES = "holds all that a resume needs", "a new process continues bit for bit"
 MARGIN = 0.1  # nats below the uniform guess
 OVERFIT_SHARE, OVERFIT_STEPS = 0.5, 100
-OVERFIT_RATE = 1e-3  # at the least: a single batch is to be learnt in seconds
+OVERFIT_RATE = 1e-3  # least learning rate, to overfit a single batch in seconds
 PLAN_TOLERANCE = (0.7, 1.15)  # measured memory / planned
-PARTS = ("model", "optimizer", "rng")  # of a checkpoint
-FACTS = ("samples", "guard", "given", "data", "recipe")  # of a checkpoint: position, schedule and guard
+PARTS = ("model", "optimizer", "rng")  # required parts of a checkpoint
+FACTS = ("samples", "guard", "given", "data", "recipe")  # required facts of a checkpoint: position, schedule and guard
 
 
 def learns(recipe: ResolvedRecipe, trial: TrialResult, num_classes: int) -> CheckRow:
-    """Check that the loss falls below that of a uniform guess, or begins there if the weights are trained ones.
+    """Check that the loss falls below that of a uniform guess, or starts there if the weights are trained.
 
-    num_classes: size of the vocabulary, or number of labels.
+    `num_classes` is the size of the vocabulary, or the number of labels.
     """
     losses, guess = [trial.losses[step] for step in sorted(trial.losses)], math.log(num_classes)
     tail = max(len(losses) // 6, 1)
     first, last = fmean(losses[:tail]), fmean(losses[-tail:])
     said = f"mean loss of the first {tail} steps {first:.3f}, of the last {last:.3f}; of a uniform guess {guess:.3f}"
-    if recipe.is_continued and recipe.train.objective != "classify":  # whose head is new
+    if recipe.is_continued and recipe.train.objective != "classify":  # a classifier's head is new
         holds, falls = first < guess and last < first + MARGIN, last < first - MARGIN
         return judged(LEARNING, BEGINS, holds, said, otherwise="warn" if falls else "FAIL")
     if holds := last < min(first, guess - MARGIN):
@@ -45,7 +45,7 @@ def learns(recipe: ResolvedRecipe, trial: TrialResult, num_classes: int) -> Chec
 
 
 def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
-    """A single sequence is learnt by heart: the gradient reaches the weights, and the targets are what is scored."""
+    """Check that the model overfits a single sequence, so that gradients reach the weights and targets are scored."""
     optimizer = trainer.settings.optimizer
     own = optimizer.learning_rate
     rate = max(own, OVERFIT_RATE)
@@ -66,7 +66,7 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
 
 
 def same(straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
-    """Check that two trainings agree bit for bit in losses and weights. how: the second one was stopped."""
+    """Check that two trainings have bitwise equal losses and weights; `how` describes the second one's interruption."""
     differ, said = [step for step, loss in straight.losses.items() if loss != other.losses.get(step)], ""
     if differ:
         said = (
@@ -79,7 +79,7 @@ def same(straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
 
 
 def logged(trial: TrialResult) -> CheckRow:
-    """Validations and throughput have lines of their own."""
+    """Check that validations and throughput are logged in separate rows."""
     train, validation = trial.of_kind("train"), trial.of_kind("validation")
     rates = [row for row in train if row.get("tokens_per_second")]
     mixed = [row for row in train if "bits_per_byte" in row]
@@ -88,7 +88,7 @@ def logged(trial: TrialResult) -> CheckRow:
 
 
 def saved(trial: TrialResult) -> CheckRow:
-    """Check that the last checkpoint holds what a resume needs."""
+    """Check that the last checkpoint has everything that a resume needs."""
     checkpoint = latest(trial.run.checkpoints)
     assert checkpoint is not None, "the trial has ended"
     missing = [part for part in PARTS if part not in checkpoint] + [key for key in FACTS if key not in checkpoint.facts]
@@ -97,7 +97,7 @@ def saved(trial: TrialResult) -> CheckRow:
 
 
 def memory_row(trial: TrialResult) -> CheckRow:
-    """The memory plan of the trial against what it took."""
+    """Compare the planned memory of the trial with the measured memory."""
     if not (lines := trial.of_kind("memory")):
         return CheckRow(MEMORY, PLANNED, "not here", "the trial measured no memory")
     planned, measured = lines[-1]["planned"], lines[-1]["measured"]

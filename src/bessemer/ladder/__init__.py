@@ -1,1 +1,1 @@
-"""Small runs that say what a large one will do: a scaling law on the user's own tokens, and a search for their mixture."""
+"""Scaling experiments on the user's own tokens: small runs that predict a large one, and a mixture search."""

@@ -1,4 +1,4 @@
-"""`bessemer ladder`: from a recipe to a fitted law and the planned run's loss."""
+"""Implementation of `bessemer ladder`: train the rungs of a recipe, fit a scaling law and predict the planned run."""
 
 from __future__ import annotations
 
@@ -36,22 +36,27 @@ def ladder(
     rungs: int | None = None, budget: str | None = None, ratio: float | None = None, seeds: int | None = None,
     folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train the ladder of a recipe, fit its law, predict the recipe's run. Writes ladder.json and the run's report.
+    """Train the ladder of a recipe, fit its law and predict the loss of the recipe's run.
 
-    A ladder that was stopped continues: finished rungs are kept, the unfinished one resumes.
+    Writes ladder.json and the report of the run. A stopped ladder continues: finished rungs are kept and the unfinished
+    one resumes.
 
     Args:
         recipe: The recipe of the planned run.
         run: Its run directory.
         resolve: Builds the tokens of the run and returns its resolved recipe.
         train: Trains the recipe of a rung in its run directory.
-        design: "ratio" if None.
-        rungs: Number of sizes; None for the default of the design. The same holds for `ratio` and `seeds`.
-        folder: None for ladder/ in the run directory.
+        design: Design of the ladder; None: "ratio".
+        rungs: Number of sizes; None: the default of the design.
+        budget: Time or FLOPs of all rungs, as in `parse_budget`.
+        ratio: Tokens per parameter of the rungs; None: that of the planned run.
+        seeds: Runs of each of the smallest rungs; None: the default of the design.
+        folder: Folder of the rungs; None: ladder/ in the run directory.
+        restart: True to move an earlier ladder aside and start again.
 
     Raises:
-        InputError: The options make no ladder.
-        Stopped: A signal stopped it.
+        InputError: The options make no valid ladder.
+        Stopped: A signal stopped the ladder.
     """
     design, allowed = design or "ratio", parse_budget(budget)
     count, seeds = RUNGS[design] if rungs is None else rungs, SEEDS if seeds is None else seeds
@@ -79,7 +84,10 @@ def ladder(
 def _design(
     ground: Ground, design: Design, count: int, budget: Budget, ratio: float, seeds: int
 ) -> tuple[list[Rung], list[Rung], list[tuple[int, float]]]:
-    """The rungs, finished ones of earlier designs of this folder, and the rates they were chosen by: as kept, or worked out."""
+    """Return the rungs, finished rungs of earlier designs of the folder, and the measured training rates.
+
+    They come from design.json if it has these options. Otherwise they are computed and saved there.
+    """
     protocol = ground.protocol(design, ratio if design == "ratio" else None)
     key = digest(protocol, count, str(budget), seeds)
     kept = runs.kept_design(ground.folder, key, protocol)
@@ -115,7 +123,7 @@ def _announce(ground: Ground, design: Design, rungs: list[Rung], seconds: float)
 def result(
     ground: Ground, design: Design, ratio: float, rungs: list[Rung], scores: dict[str, runs.Score]
 ) -> dict[str, Any]:
-    """What ladder.json holds, of rungs that are done: plain values."""
+    """Fit the law to finished rungs and return the content of ladder.json."""
     planned, recipe = ground.planned, ground.planned.recipe
     points = tuple(_point(planned, rung, scores[rung.name].loss) for rung in rungs)
     found = law.fitted(design, points, recipe.run.seed)
@@ -163,7 +171,7 @@ def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict
 
 
 def _law(found: FittedLaw) -> dict[str, Any]:
-    """The law's parameters: the median of each, with its interval."""
+    """Return the law's parameters as medians with their intervals."""
     is_surface, rows = found.design == "isoflop", found.drawn
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
@@ -178,8 +186,10 @@ def _law(found: FittedLaw) -> dict[str, Any]:
 
 
 def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:
-    """The fitted loss over compute, with its band, up to a little beyond the planned run: a ratio ladder's own line; of a
-    surface its lowest loss at each amount of compute."""
+    """Return the fitted loss as a function of compute, with its band, up to slightly beyond the planned run.
+
+    A ratio ladder has one line. A surface gives its lowest loss for each amount of compute.
+    """
     rows, low = [], min(point.flops for point in found.points)
     each = float(np.median([point.flops / point.parameters / point.tokens for point in found.points]))
     for compute in np.geomspace(low / 1.3, flops * 1.5, 41):

@@ -1,17 +1,19 @@
-"""Which small runs a ladder has: their models, of the recipe's own shape, with the learning rate and batch of each, and how many
-of what size and length, so that all of them together take what they may.
+"""Design of a ladder: the models, sizes, lengths, learning rates and batches of its runs within a budget.
 
-ratio     one model after another, each with the same number of tokens a parameter (the planned run's, where none is given):
-          the planned run then lies on the line through them, and a law in C alone, of three numbers, predicts it.
-isoflop   several sizes at each of several amounts of compute (Hoffmann et al. 2022, section 3.2): also says which size is
-          best for an amount, but the law has five numbers and needs more runs.
+There are two designs:
+- `ratio`: increasing models with the same number of tokens per parameter, by default the planned run's. The planned run
+  is on the line through them, and a law in C alone, with three numbers, predicts it.
+- `isoflop`: several sizes at each of several amounts of compute (Hoffmann et al. 2022, section 3.2). It also gives the
+  best size for an amount of compute, but the law has five numbers and needs more runs.
 
-Shape: as on the depth dial, one number sets it: depth, MLP and heads follow the width in the recipe's own proportion. Two
-layers at least: models of one fall off the line of the others (Kaplan et al. 2020, section 3.2, figure 6).
+One number sets the shape of a model, as with `model.depth`: depth, MLP and heads follow the width in the recipe's own
+proportions. Models have at least two layers, because models of one layer are off the line of the others (Kaplan et al.
+2020, section 3.2, figure 6).
 
-N counts the parameters of matmuls, blocks and output matrix, without the input embedding. Leaving out the output
-matrix too, as Kaplan et al. did, bends the curve at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann
-et al. found 0.50 (Pearce and Song 2024; Porian et al. 2024 count as here). C is counted exactly, with attention.
+N counts the parameters of matmuls, in blocks and the output matrix, without the input embedding. Excluding the output
+matrix too, as Kaplan et al. did, bends the curve at small sizes. This is the main reason why they found N_opt ~ C^0.73
+where Hoffmann et al. found 0.50 (Pearce and Song 2024; Porian et al. 2024 count N as here). C is counted exactly, with
+attention.
 """
 
 from __future__ import annotations
@@ -28,17 +30,23 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
 from bessemer.recipe import Model, ResolvedRecipe
 
-ASPECT_RANGE = 3.0  # no model is deeper for its width than by this factor
+ASPECT_RANGE = 3.0  # largest factor by which a model may be deeper for its width than the recipe's
 FEWEST_LAYERS = 2
-# In a batch. From one sequence to two the demo's rungs get better by 1 to 3% of the loss at any rate, and a ladder with that
-# step in it bends where the batch does.
+# Least sequences of a batch. From one sequence to two, the loss of the demo's rungs falls by 1 to 3% at any learning rate, and
+# this step would bend the law.
 FEWEST_SEQUENCES = 2
 WIDTH_STEP = 8
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of the ladder. parameters: N, those in matmuls; flops: of a training step, a token."""
+    """A model of the ladder.
+
+    Attributes:
+        model: Model settings.
+        parameters: N, the parameters of matmuls.
+        flops: FLOPs per token of a training step.
+    """
 
     model: Model
     parameters: int
@@ -46,21 +54,22 @@ class Size:
 
     @property
     def name(self) -> str:
-        """Layers and width, as in l2-w64."""
+        """Name from layers and width, as in `l2-w64`."""
         return f"l{self.model.layers}-w{self.model.width}"
 
 
 def size_of(recipe: ResolvedRecipe, vocabulary: int) -> Size:
-    """The size of a resolved recipe's model."""
+    """Return the size of a resolved recipe's model."""
     config = model_config(recipe, vocabulary)
     return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe.train, config))
 
 
 def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
-    """All models of a resolved recipe's shape that are smaller than its own, by N: one for each width.
+    """Return all models of a resolved recipe's shape that are smaller than its own, one per width, ascending in N.
 
-    Widths in steps of a sixteenth of the power of two below them; the number of heads whose width is nearest to the recipe's;
-    the depth nearest to the recipe's proportion (of two as near, the smaller one).
+    Widths increase in steps of a sixteenth of the power of two below them. The number of heads is that whose width is
+    nearest to the recipe's. The depth is nearest to the recipe's proportion; of two equally near depths, the smaller
+    one.
     """
     model = recipe.model
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
@@ -71,7 +80,7 @@ def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
         depth = max(ceil(layers * wide / width - 0.5), min(FEWEST_LAYERS, layers))
         if wide / depth < width / layers / ASPECT_RANGE:
             continue
-        inner = round(wide / width * heads * head_dim / WIDTH_STEP) * WIDTH_STEP  # of all heads together
+        inner = round(wide / width * heads * head_dim / WIDTH_STEP) * WIDTH_STEP  # width of all heads together
         count = _heads(max(inner, WIDTH_STEP), head_dim)
         groups = max(round(count * kv_heads / heads), 1)
         while count % groups:
@@ -88,7 +97,7 @@ def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
 
 
 def _widths(below: int) -> list[int]:
-    """16, 24, 32, ... in steps of at least 8."""
+    """Return the widths 16, 24, 32, ... below a limit, in steps of at least 8."""
     found, wide = [], 2 * WIDTH_STEP
     while wide < below:
         found.append(wide)
@@ -97,18 +106,18 @@ def _widths(below: int) -> list[int]:
 
 
 def _heads(inner: int, head_dim: int) -> int:
-    """The number of heads of an even width whose width is nearest, as a factor, to head_dim."""
+    """Return the number of heads of even width whose width is nearest, as a ratio, to head_dim."""
     fitting = [count for count in range(1, inner // 2 + 1) if inner % count == 0 and inner // count % 2 == 0]
     return min(fitting, key=lambda count: abs(log(inner / count / head_dim)))
 
 
 def learning_rate(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> float:
-    """Return the learning rate of a run of `flops` FLOPs in all: with train.optimizer.base_width the recipe's (muP, Yang et al.
-    2022), else by the depth dial's law through the recipe's own point. recipe: resolved.
+    """Return the learning rate for a run of `flops` total FLOPs.
 
-    A batch is whole sequences, so a small run's is a little larger or smaller than the law's; the rate then goes with the
-    square root of that (Malladi et al. 2022, the square-root scaling rule of Adam), or the loss has a step where the batch
-    has one.
+    It is the recipe's rate if train.optimizer.base_width is set (muP, Yang et al. 2022). Otherwise it follows the
+    scaling law of `model.depth` through the recipe's own rate. A batch has whole sequences, so a small run's batch is
+    slightly larger or smaller than the law's. The rate then changes with the square root of that ratio (Malladi et al.
+    2022, the square-root scaling rule of Adam), because otherwise the loss would have a step where the batch has one.
     """
     peak = recipe.train.optimizer.learning_rate
     rounded = exp(0.5 * batch_excess(recipe, batch_tokens(recipe, flops, planned_flops), flops, planned_flops))
@@ -117,8 +126,10 @@ def learning_rate(recipe: ResolvedRecipe, flops: float, planned_flops: float) ->
 
 
 def batch_tokens(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> int:
-    """Tokens of the global batch of a run: the depth dial's law through the recipe's own batch, the nearest number of whole
-    sequences by its factor, at least 2 and not above the recipe's; recipe: resolved."""
+    """Return the tokens of a run's global batch, by the scaling law of `model.depth` through the recipe's own batch.
+
+    It is rounded, as a ratio, to the nearest number of whole sequences, at least 2 and at most the recipe's batch.
+    """
     batch, length = recipe.train.global_batch_tokens, recipe.tokens.sequence_length
     sequences = batch // length * (flops / planned_flops) ** BATCH_EXPONENT
     below = max(int(sequences), FEWEST_SEQUENCES)
@@ -127,27 +138,37 @@ def batch_tokens(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> 
 
 
 def batch_excess(recipe: ResolvedRecipe, tokens: int, flops: float, planned_flops: float) -> float:
-    """The logarithm of a batch over the law's, which is not whole sequences; recipe: resolved."""
+    """Return the logarithm of the ratio of a batch to the law's, which is not rounded to whole sequences."""
     batch = recipe.train.global_batch_tokens
     return log(tokens / (batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)))
 
 
 Design = Literal["ratio", "isoflop"]
-FEWEST = {"ratio": 5, "isoflop": 7}  # the law's numbers, one rung to leave out, and one for the error
+FEWEST = {"ratio": 5, "isoflop": 7}  # numbers of the law, plus one rung to leave out and one for the error
 RUNGS = {"ratio": 6, "isoflop": 12}
-SIZE_STEP = 2.0  # at most, between the sizes of a ratio ladder
-BUDGET_STEP = 3.0  # between amounts of compute
-BUDGET_SPAN = 4.0  # between the smallest and the largest size of an amount
-LARGEST_SHARE = 0.25  # of the planned compute, for the largest rung: beyond, the run itself is nearly as cheap
+SIZE_STEP = 2.0  # largest ratio between neighbouring sizes of a ratio ladder
+BUDGET_STEP = 3.0  # ratio between amounts of compute
+BUDGET_SPAN = 4.0  # ratio of the largest to the smallest size at one amount of compute
+LARGEST_SHARE = 0.25  # largest rung's share of the planned compute; beyond it, the run itself is nearly as cheap
 FEWEST_STEPS = 40
 LEAST_SHARE = 1e-9
-SEEDS = 3  # of each of the smallest rungs
-SEEDED_RUNGS = 3  # the smallest ones: together some percent of a ladder's compute
+SEEDS = 3  # runs of each of the smallest rungs
+SEEDED_RUNGS = 3  # number of the smallest rungs with several seeds: a few percent of a ladder's compute
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A run of the ladder. group: number of its amount of compute; batch: tokens a step; seed: added to the recipe's."""
+    """A run of the ladder.
+
+    Attributes:
+        name: Name of its run.
+        group: Number of its amount of compute.
+        size: Its model.
+        batch: Tokens of a step.
+        steps: Number of steps.
+        learning_rate: Peak learning rate.
+        seed: Number added to the recipe's seed.
+    """
 
     name: str
     group: int
@@ -159,16 +180,16 @@ class Rung:
 
     @property
     def tokens(self) -> int:
-        """D."""
+        """D, the training tokens."""
         return self.batch * self.steps
 
     @property
     def flops(self) -> float:
-        """C, of the whole run."""
+        """C, the FLOPs of the whole run."""
         return self.tokens * self.size.flops
 
     def to_dict(self) -> dict[str, Any]:
-        """Its entry in design.json and in messages."""
+        """Return the entry of the rung in design.json and in messages."""
         model = self.size.model
         shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")}
         return {
@@ -180,7 +201,7 @@ class Rung:
 
     @classmethod
     def of(cls, kept: dict[str, Any], recipe: ResolvedRecipe) -> Rung:
-        """The rung that design.json keeps; recipe: resolved."""
+        """Restore a rung from its entry in design.json; `recipe` is the resolved recipe of the planned run."""
         model = recipe.model.changed(depth=None, **kept["model"])
         size = Size(model, kept["parameters"], kept["flops_per_token"])
         numbers = (kept["batch_tokens"], kept["steps"], kept["learning_rate"], kept.get("seed", 0))
@@ -189,7 +210,13 @@ class Rung:
 
 @dataclass(frozen=True)
 class Planned:
-    """The run that is to be predicted. recipe: resolved; flops: of the whole run."""
+    """The planned run, whose loss the ladder predicts.
+
+    Attributes:
+        recipe: Its resolved recipe.
+        size: Its model.
+        tokens: Training tokens.
+    """
 
     recipe: ResolvedRecipe
     size: Size
@@ -201,13 +228,13 @@ class Planned:
 
     @property
     def ratio(self) -> float:
-        """Tokens a parameter."""
+        """Tokens per parameter."""
         return self.tokens / self.size.parameters
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What all rungs together may take: seconds on this machine, or FLOPs."""
+    """A limit for all rungs together: seconds on this machine, or FLOPs."""
 
     seconds: float | None = None
     flops: float | None = None
@@ -220,9 +247,9 @@ UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hours": 360
 
 
 def parse_budget(text: str | None) -> Budget:
-    """`5`, `5min`, `2h`: time on this machine, in minutes where no unit stands; `1e15`, `1e15flops`: FLOPs; None: 5 minutes.
+    """Parse a budget: time as `5`, `5min` or `2h`, or FLOPs as `1e15` or `1e15flops`; None: 5 minutes.
 
-    A bare number from a million on is FLOPs. Raises InputError for what is neither, or not above 0.
+    A number without a unit is minutes, or FLOPs from a million. Raises InputError for anything else.
     """
     if text is None:
         return Budget(seconds=300.0)
@@ -241,7 +268,7 @@ def parse_budget(text: str | None) -> Budget:
 
 
 def refuse_few(design: Design, count: int) -> None:
-    """Raises InputError for fewer rungs than the design's law needs."""
+    """Raise InputError for fewer rungs than the design's law needs."""
     if count < FEWEST[design]:
         raise InputError(
             f"--rungs {count}: a {design} ladder needs {FEWEST[design]} rungs at least: its law has "
@@ -250,7 +277,10 @@ def refuse_few(design: Design, count: int) -> None:
 
 
 def with_seeds(rungs: list[Rung], seeds: int) -> list[Rung]:
-    """The rungs, and the smallest of them again with other seeds: how far the loss of a single run lies off by chance."""
+    """Return the rungs, with repeats of the smallest ones with other seeds.
+
+    The repeats show how much the loss of a single run varies by chance.
+    """
     smallest = sorted(rungs, key=lambda rung: rung.flops)[:SEEDED_RUNGS]
     more = [replace(rung, name=f"{rung.name}-seed{seed}", seed=seed) for rung in smallest for seed in range(1, seeds)]
     return rungs + more
@@ -260,10 +290,20 @@ def rungs_within(
     design: Design, planned: Planned, sizes: list[Size], count: int, budget: Budget, ratio: float,
     seconds: Callable[[Rung], float], seeds: int = 1,
 ) -> list[Rung]:  # fmt: skip
-    """The largest ladder that keeps to the budget. ratio: tokens a parameter; seconds: what a rung is expected to take; seeds:
-    of the smallest rungs.
+    """Return the largest ladder within a budget.
 
-    Raises InputError when there are too few sizes below the planned one, or when the budget is too small for them.
+    Args:
+        design: Design of the ladder.
+        planned: The planned run.
+        sizes: Models smaller than the planned one, ascending.
+        count: Number of rungs.
+        budget: Limit for all rungs together.
+        ratio: Tokens per parameter of a ratio ladder.
+        seconds: Function that predicts the time of a rung.
+        seeds: Runs of each of the smallest rungs.
+
+    Raises:
+        InputError: There are too few smaller sizes, or the budget is too small.
     """
 
     def cost(made: list[Rung]) -> float:
@@ -303,7 +343,7 @@ def rungs_within(
 
 
 def _smallest_whole(made_with: Callable[[float], list[Rung]], count: int) -> float | None:
-    """The smallest share of the planned compute, by factors of 1.25, whose ladder has all its rungs."""
+    """Return the smallest share of the planned compute at which the ladder has all its rungs, in steps of 1.25."""
     share, found = LARGEST_SHARE, None
     while share > LEAST_SHARE and len(made_with(share)) == count:
         found, share = share, share / 1.25
@@ -311,7 +351,7 @@ def _smallest_whole(made_with: Callable[[float], list[Rung]], count: int) -> flo
 
 
 def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None:
-    """A run of a size with about so many FLOPs; None where that is too few steps."""
+    """Return a run of a size with about this many FLOPs, or None if it would have too few steps."""
     batch = batch_tokens(planned.recipe, flops, planned.flops)
     steps = round(flops / size.flops / batch)
     if steps < FEWEST_STEPS:
@@ -321,7 +361,7 @@ def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None
 
 
 def _nearest(sizes: list[Size], wanted: list[float]) -> list[Size]:
-    """For each wanted N, ascending, the nearest size that is not taken."""
+    """Return a different nearest size for each wanted N, ascending."""
     free, found = list(sizes), []
     for parameters in wanted:
         if not free:
@@ -333,7 +373,7 @@ def _nearest(sizes: list[Size], wanted: list[float]) -> list[Size]:
 
 
 def _spread(low: float, high: float, count: int) -> list[float]:
-    """`count` numbers from low to high, each the same factor from the one before."""
+    """Return `count` numbers from low to high in a geometric sequence."""
     return [low * (high / low) ** (number / max(count - 1, 1)) for number in range(count)]
 
 
@@ -351,7 +391,7 @@ def _ratio(planned: Planned, sizes: list[Size], count: int, top: float, ratio: f
 def _isoflop(planned: Planned, sizes: list[Size], count: int, top: float) -> list[Rung]:
     levels = max(2, min(count // 3, 3 if count < 16 else 4))
     made = []
-    for level in range(levels):  # from the largest amount on, which gets the runs that do not divide evenly
+    for level in range(levels):  # largest first: the largest amounts get the remaining runs
         each = count // levels + (level < count % levels)
         flops = top / BUDGET_STEP**level
         middle = sqrt(flops / (6 * TOKENS_PER_PARAMETER))

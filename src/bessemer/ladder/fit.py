@@ -1,13 +1,16 @@
-"""The laws of a ladder, and the best fit of them to runs.
+"""Scaling laws of a ladder, and their best fit to runs.
+
+The two laws are:
 
     surface   L(N, D) = E + A / N^alpha + B / D^beta      (Hoffmann et al. 2022, equation 2)
-    line      L(C)    = E + K / C^gamma                   (along a fixed number of tokens a parameter)
+    line      L(C)    = E + K / C^gamma                   (along a fixed number of tokens per parameter)
 
-Both are fitted as in section 3.3 there: the Huber loss (delta 1e-3) of the differences of log loss, with the sum of powers as
-a log-sum-exp, by BFGS from several starts. Besiroglu et al. 2024 found that the original fit ended early, because the mean
-over the runs in place of their sum is smaller than the optimiser's tolerance; here the objective is scaled by delta^2.
+Both are fitted as in section 3.3 of Hoffmann et al.: the Huber loss (delta 1e-3) of the differences of log loss, with
+the sum of powers as a log-sum-exp, by BFGS from several starts. Besiroglu et al. 2024 found that the original fit
+stopped early, because the mean over the runs, used instead of their sum, is smaller than the optimizer's tolerance.
+Here the objective is scaled by delta^2.
 
-Letters: n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T parameters.
+Dimensions: n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T parameters.
 """
 
 from __future__ import annotations
@@ -24,30 +27,36 @@ from bessemer.common.errors import BessemerError, require_import
 Array = npt.NDArray[np.float64]
 
 HUBER_DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
-EXPONENTS = (0.01, 3.0)  # bounds: with few runs an exponent that does nothing wanders off
-NOISE = 0.006  # standard deviation of log losses between seeds of the smallest models: residuals are at least so large
-LEAST_SPREAD = 0.001  # of log losses about the law, where runs and the prior on E are weighed against each other
-CONSTANT_PRIOR = (1.0, 3.0)  # of E as a share of the lowest loss: a quarter in the mean
-PRIOR_WIDTH = 0.1  # of that share: by how much a refit may leave its draw at the cost of a standard deviation
+EXPONENTS = (0.01, 3.0)  # bounds of the exponents, because with few runs an exponent without effect would diverge
+NOISE = 0.006  # least residual: the standard deviation of log losses between seeds of the smallest models
+LEAST_SPREAD = 0.001  # least spread of log losses about the law, for the weight of runs against the prior on E
+CONSTANT_PRIOR = (1.0, 3.0)  # beta distribution of E as a share of the lowest loss; its mean is a quarter
+PRIOR_WIDTH = 0.1  # distance of that share from its draw that costs a refit one standard deviation
 DRAWS = 200
 START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
 
 
 @dataclass(frozen=True)
 class BestFit:
-    """parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T, the logarithms about `centre`; objective: what is left."""
+    """The best fit of a law.
+
+    Attributes:
+        parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T, for logarithms of sizes relative to `centre`.
+        objective: Value of the objective at the minimum.
+        centre: (T,) mean logarithms of the sizes.
+    """
 
     parameters: Array
     objective: float
     centre: Array
 
     def log_loss(self, x_nT: Array) -> Array:
-        """(n,) log loss at the logarithms of the sizes."""
+        """Return the (n,) log losses at the logarithms of sizes."""
         return predicted(self.parameters, x_nT - self.centre)[0]
 
 
 def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
-    """(..., n) log loss, and (..., n, P) its derivatives by the (..., P) parameters."""
+    """Return the (..., n) log losses and their (..., n, P) derivatives by the (..., P) parameters."""
     powers = x_nT.shape[1]
     exponents = parameters[..., None, 1 + powers :]
     slopes = np.concatenate([np.zeros_like(parameters[..., None, :1]), exponents], axis=-1)
@@ -61,7 +70,12 @@ def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
 
 
 def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
-    """The law of these runs: the lowest minimum of all starts. sizes_nT: parameters and tokens, or FLOPs, of each run."""
+    """Fit the law to runs and return the lowest minimum of all starts.
+
+    Args:
+        sizes_nT: Parameters and tokens of each run, or its FLOPs.
+        losses_n: Loss of each run.
+    """
     logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
     centre = logs.mean(axis=0)
     place, objective = _minimum(_starts(logs - centre, np.exp(y_n)), logs - centre, y_n)
@@ -69,7 +83,10 @@ def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
 
 
 def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
-    """The lowest minimum reached from any start, where a law is a law: no power that grows, no constant above the losses."""
+    """Return the lowest minimum from all starts, with its objective.
+
+    The bounds exclude powers that increase with size, and a constant above the losses.
+    """
     with require_import("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'", BessemerError):
         from scipy.optimize import minimize
         from scipy.special import expit, huber, logit
@@ -97,18 +114,19 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
 def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array, Array]:
     """Refit the law to resampled runs: a residual bootstrap (Efron 1979) with a prior on E.
 
-    A few runs hardly know E, and the best fit of them mostly has too high a one. So each refit draws E as a share of the
-    lowest loss from a beta distribution and pays for leaving it; runs that know E outweigh that.
+    A few runs hardly determine E, and their best fit mostly has a value that is too high. Each refit therefore draws E
+    as a share of the lowest loss from a beta distribution and is penalized for leaving it. Runs that determine E
+    outweigh the penalty.
 
     Args:
-        best: the best fit.
-        x_nT: logarithms of the sizes about its centre.
-        y_n: log losses.
-        seed: of the random numbers.
+        best: The best fit.
+        x_nT: Logarithms of the sizes relative to its centre.
+        y_n: Log losses.
+        seed: Seed of the random numbers.
 
     Returns:
-        (DRAWS, P) parameters, and the (n,) residuals that were resampled: scaled up by the degrees of freedom, and to at least
-        NOISE.
+        (DRAWS, P) parameters, and the (n,) residuals that were resampled, scaled by the degrees of freedom and to at
+            least NOISE.
     """
     from scipy.optimize import least_squares
 
@@ -138,12 +156,12 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
 
 
 def _starts(x_nT: Array, losses_n: Array) -> Array:
-    """For every choice of exponents, the constant and the coefficients that are best for them: (starts, P)."""
+    """Return the (starts, P) parameters with the best constant and coefficients for each choice of exponents."""
     powers, lowest = x_nT.shape[1], float(losses_n.min())
     found = []
     for exponents in product(START_EXPONENTS, repeat=powers):
         columns = np.concatenate([np.ones((len(x_nT), 1)), np.exp(-x_nT * np.array(exponents))], axis=1)
-        relative = columns / losses_n[:, None]  # least squares of the ratios, which are what the fit compares
+        relative = columns / losses_n[:, None]  # least squares of the ratios, because the fit compares log losses
         solved = np.linalg.lstsq(relative, np.ones(len(losses_n)), rcond=None)[0]
         solved[0] = np.clip(solved[0], 0.05 * lowest, 0.98 * lowest)
         solved[1:] = np.maximum(solved[1:], 0.01 * lowest)

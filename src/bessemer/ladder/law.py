@@ -1,7 +1,7 @@
-"""What a ladder says: its law with the uncertainty of that, the planned run's loss, the left-out rung, the best size.
+"""Results of a fitted ladder: the law with its uncertainty, the predicted loss, the left-out rung and the best size.
 
-Every interval holds 80% of the draws of a residual bootstrap (`fit.bootstrap`), of the spread of runs about the law, and of
-what the law's form misses beyond the largest run.
+Every interval has 80% of the draws. These include the parameters of a residual bootstrap (`fit.bootstrap`), the spread
+of runs about the law, and the error of the law's form beyond the largest run.
 """
 
 from __future__ import annotations
@@ -16,30 +16,42 @@ from bessemer.common.errors import InputError
 from bessemer.ladder.design import Design
 from bessemer.ladder.fit import Array, BestFit, bootstrap, fit, predicted
 
-WITHIN = 0.80  # share of the draws that an interval holds
-# What the form of the law misses at e times the compute of the largest run, standard deviation of the log loss; it grows with
-# the logarithm of the distance to the power 1.5. Chosen on ten texts (docs/background/ladder.md).
+WITHIN = 0.80  # share of the draws inside an interval
+# Standard deviation of the log loss that the law's form misses at e times the compute of the largest run. It increases with the
+# logarithm of the distance to the power 1.5. Chosen on ten texts (docs/background/ladder.md).
 DRIFT = 0.02
-SAME_COMPUTE = 0.9  # rungs of at least so much of the largest one's compute are of its amount
-REPEATS = 20  # of each refit, with another residual and another drift
-# What the log loss gains by e times the batch at the same tokens, in whose stead there are fewer steps: the coefficient of the
-# rounding of small batches to whole sequences on ten ladders of 139 to 370 steps (0.05, standard deviation between texts 0.03).
+SAME_COMPUTE = 0.9  # rungs with at least this share of the largest one's compute belong to its amount
+REPEATS = 20  # draws of each refit, with different residual and drift
+# Increase of the log loss for e times the batch at the same tokens, and thus fewer steps. It is the coefficient of the rounding
+# of small batches to whole sequences on ten ladders of 139 to 370 steps (0.05, standard deviation between texts 0.03).
 BATCH_EFFECT = 0.05
 MOST_EXCESS = (
-    0.2  # rounding does no more from 2 sequences on; a batch that a bound holds further off is corrected by that
+    0.2  # largest effect of rounding from 2 sequences; also the correction for a batch that a bound moves further
 )
 NUM_PARAMETERS = {"ratio": 3, "isoflop": 5}
 
 
 def batch_effect(design: Design, excess: float) -> float:
-    """What a batch above or below the law's adds to the log loss: measured on ladders of one ratio only, nothing on others."""
+    """Return the increase of the log loss for a batch above the law's; negative below it.
+
+    It was measured on ladders of one ratio only and is 0 for others.
+    """
     return 0.0 if design == "isoflop" else BATCH_EFFECT * min(max(excess, -MOST_EXCESS), MOST_EXCESS)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run that is done: N, D, C, its held-out loss in nats a token, and how far its batch is above the law's
-    (`design.batch_excess`)."""
+    """A finished run.
+
+    Attributes:
+        name: Name of the rung.
+        group: Number of its amount of compute.
+        parameters: N.
+        tokens: D.
+        flops: C.
+        loss: Held-out loss in nats per token.
+        batch_excess: Logarithm of the ratio of its batch to the law's (`design.batch_excess`).
+    """
 
     name: str
     group: int
@@ -52,7 +64,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and between what it lies in 80% of the draws."""
+    """A value with the interval that contains 80% of the draws."""
 
     value: float
     low: float
@@ -60,7 +72,7 @@ class Interval:
 
     @classmethod
     def of(cls, value: float, drawn: Array) -> Interval:
-        """From the draws' percentiles."""
+        """Return a value with the interval of the draws' percentiles."""
         edge = 100 * (1 - WITHIN) / 2
         low, high = np.percentile(drawn, [edge, 100 - edge])
         return cls(float(value), float(low), float(high))
@@ -71,10 +83,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """The law of some runs.
+    """A law fitted to runs.
 
-    drawn: (F, P) parameters by bootstrap; residuals: (n,) of the runs, as they were resampled; spread: of the log losses about
-    the best fit; freedom: runs less parameters of the law.
+    Attributes:
+        design: Design of the ladder.
+        points: The runs.
+        best: The best fit.
+        drawn: (F, P) parameters from the bootstrap.
+        residuals: (n,) residuals of the runs, as resampled.
+        spread: Standard deviation of the log losses about the best fit.
+        freedom: Number of runs minus parameters of the law.
+        seed: Seed of the random numbers.
     """
 
     design: Design
@@ -89,9 +108,14 @@ class FittedLaw:
     def loss(
         self, parameters: float, tokens: float, flops: float, of_a_run: bool = True, batch_excess: float = 0.0
     ) -> Interval:
-        """Predict the loss at a size: the median, and the interval.
+        """Predict the loss at a size, as the median with its interval.
 
-        of_a_run: of one run, whose interval also holds the spread of sizes and seeds; batch_excess: of its batch.
+        Args:
+            parameters: N.
+            tokens: D.
+            flops: C.
+            of_a_run: True for the loss of a single run, whose interval includes the spread of sizes and seeds.
+            batch_excess: Logarithm of the ratio of the run's batch to the law's.
         """
         chance = np.random.default_rng([self.seed, 1])
         x_T = np.log(arguments(self.design, [(parameters, tokens, flops)])) - self.best.centre
@@ -104,18 +128,18 @@ class FittedLaw:
 
 
 def arguments(design: Design, runs: Any) -> Array:
-    """(n, T) what the design's law is a function of, from (N, D, C) of each run."""
+    """Return the (n, T) arguments of the design's law, from (N, D, C) of each run."""
     table = np.array([tuple(run) for run in runs], dtype=np.float64)
     return table[:, :2] if design == "isoflop" else table[:, 2:]
 
 
 def num_sizes(points: tuple[Point, ...]) -> int:
-    """Rungs of different size or length: runs that differ only in their seed count once."""
+    """Return the number of rungs of different size or length; runs that differ only in their seed count once."""
     return len({(point.parameters, point.tokens) for point in points})
 
 
 def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLaw:
-    """Fit the design's law to runs that are done. Raises InputError when their sizes are not more than the law's parameters."""
+    """Fit the design's law to finished runs. Raises InputError for no more sizes than parameters of the law."""
     if num_sizes(points) <= NUM_PARAMETERS[design]:
         raise InputError(
             f"{num_sizes(points)} finished rungs are too few: the law of a ladder of design {design!r} has "
@@ -131,9 +155,9 @@ def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLa
 
 
 def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
-    """The largest rung predicted from the smaller ones, as the planned run is from all; None where too few are left.
+    """Predict the largest rung from the smaller ones, as the ladder predicts the planned run; None if too few are left.
 
-    Rungs of its own amount of compute are left out with it where enough others stay, so that it lies beyond them.
+    Rungs with the same amount of compute are left out too if enough others remain, so that the prediction extrapolates.
     """
     largest = max(points, key=lambda point: (round(np.log(point.flops), 1), point.parameters))
     others = tuple(point for point in points if point is not largest)
@@ -151,9 +175,9 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[s
 
 
 def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[str, Any]:
-    """The size and the tokens that are best for so much compute, by a surface; flops_per_parameter: of a token, C / (N D).
+    """Return the best size and number of tokens for an amount of compute, from a fitted surface.
 
-    The minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4).
+    This is the minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4). `flops_per_parameter` is k.
     """
     log_a, log_b, alpha, beta = np.concatenate([found.best.parameters[None, 1:], found.drawn[:, 1:]]).T
     log_a, log_b = log_a + alpha * found.best.centre[0], log_b + beta * found.best.centre[1]

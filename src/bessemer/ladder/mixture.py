@@ -1,4 +1,4 @@
-"""`bessemer ladder --mixture`: small proxies on different shares of the sources, and the shares that they say are best."""
+"""Implementation of `bessemer ladder --mixture`: train proxies on different shares and propose the best shares."""
 
 from __future__ import annotations
 
@@ -34,22 +34,25 @@ from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
 MEAN = "mean"
 FEWEST_RUNS = 5
 DRAWS = 400
-FEWEST_PER_PARAMETER = 5.0  # tokens, of a proxy: with fewer it has not begun to tell sources apart
+FEWEST_PER_PARAMETER = 5.0  # least tokens per parameter of a proxy; with fewer it does not distinguish sources
 
 
 def mixture(
     recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, *, target: str = MEAN, rungs: int | None = None,
     budget: str | None = None, verify: bool = False, folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and the run's report.
+    """Train proxies, fit their loss as a function of the shares, and propose a mixture.
 
-    A search that was stopped continues. `recipe`, `run`, `resolve` and `train` are those of `command.ladder`.
+    Writes mixture.json and the report of the run. A stopped search continues. `recipe`, `run`, `resolve` and `train`
+    are those of `command.ladder`.
 
     Args:
-        target: A source, or "mean".
-        rungs: Number of proxies; None for 4 per source and at least 8.
-        verify: Train a proxy on the proposed mixture.
-        folder: None for mixture/ in the run directory.
+        target: Source whose held-out loss is minimized, or "mean".
+        rungs: Number of proxies; None: 4 per source and at least 8.
+        budget: Time or FLOPs of all proxies, as in `parse_budget`.
+        verify: True to train a proxy on the proposed mixture.
+        folder: Folder of the proxies; None: mixture/ in the run directory.
+        restart: True to move an earlier search aside and start again.
 
     Raises:
         InputError: The recipe has one source, the target is unknown, or there are too few runs.
@@ -82,23 +85,29 @@ def mixture(
 
 
 def largest_shares(ground: Ground, names: list[str], tokens: int) -> Array:
-    """(m,) the largest share of so many tokens that reads no source more than four times (Muennighoff et al. 2023)."""
+    """Return the (m,) largest shares of this many tokens that read no source more than four times.
+
+    Four is where repeated text begins to lose its value (Muennighoff et al. 2023).
+    """
     available = dict.fromkeys(names, 0)
     for name in ground.store.sources:
         available[ground.planned.recipe.parts[name]] += ground.store.split(name, "train").num_tokens
     most = np.minimum(REPEATS_WORTH_A_WARNING * np.array([available[name] for name in names]) / tokens, 1.0)
-    return np.asarray(most / min(most.sum(), 1.0))  # 1 in all where the run reads everything more often than that
+    return np.asarray(most / min(most.sum(), 1.0))  # sums to 1 if even the whole text is read more often
 
 
 def _targets(name: str, ground: Ground) -> list[str]:
-    """The stored sources whose held-out losses are averaged."""
+    """Return the stored sources whose held-out losses are averaged."""
     with_text = [name for name in ground.store.sources if ground.store.split(name, "heldout").num_tokens > 1]
     _require_target(name, with_text)
     return with_text if name == MEAN else [name]
 
 
 def _require_target(name: str, sources: list[str]) -> None:
-    """Raises InputError for a target that is none of these sources. Before there are tokens they are all that may be stored."""
+    """Raise InputError for a target that is not one of these sources.
+
+    Before there are tokens, the sources are all that may be stored.
+    """
     known = [*sources, MEAN]
     if name in known:
         return
@@ -106,7 +115,7 @@ def _require_target(name: str, sources: list[str]) -> None:
 
 
 def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:
-    """The proxy's size and length, and the shares of each: as kept, or worked out and kept."""
+    """Return the proxy and the shares of each run, from design.json or computed and saved there."""
     recipe, store = ground.planned.recipe, ground.store
     protocol = ground.protocol("mixture", names, count, str(budget))
     kept = runs.kept_design(ground.folder, protocol, protocol)
@@ -115,7 +124,7 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
         if budget.seconds is not None:
             seconds = runs.seconds_by(ground.planned, runs.timing(ground.planned, ground.sizes, store.vocabulary))
         proxy, given = _proxy(ground.planned, ground.sizes, count, budget, seconds), dict.fromkeys(names, 0.0)
-        # The recipe's own shares of the tokens, on average over its run.
+        # The recipe's shares of the tokens, averaged over its run.
         available = {name: store.split(name, "train").num_tokens for name in store.sources}
         for name, share in average_shares(recipe, available).items():
             given[recipe.parts[name]] += share
@@ -129,8 +138,10 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
 def _proxy(
     planned: Planned, sizes: list[Size], count: int, budget: Budget, seconds: Callable[[Rung], float] | None = None
 ) -> Rung:
-    """The largest proxy of which `count` keep to the budget; InputError where not even the smallest does. seconds: what a rung
-    is expected to take, of a budget of time."""
+    """Return the largest proxy of which `count` fit the budget.
+
+    `seconds` predicts the time of a rung for a budget of time. Raises InputError if not even the smallest proxy fits.
+    """
     each = (budget.flops or budget.seconds or 0.0) / count
     ratio = max(planned.ratio, FEWEST_PER_PARAMETER)
     best: Rung | None = None
@@ -141,7 +152,7 @@ def _proxy(
         rung = Rung(size.name, 0, size, batch, steps, learning_rate(planned.recipe, flops, planned.flops))
         cost = seconds(rung) if seconds is not None else rung.flops
         if cost > each:
-            if best is None:  # the smallest model, for fewer tokens
+            if best is None:  # train the smallest model on fewer tokens
                 fewer = replace(rung, steps=int(steps * each / cost))
                 best = fewer if fewer.steps >= FEWEST_STEPS else None
             break
@@ -156,7 +167,7 @@ def _proxy(
 
 
 def proxy_recipe(ground: Ground, proxy: Rung, names: list[str], point: Array) -> Recipe:
-    """The recipe of a proxy on the shares of `point` throughout."""
+    """Return the recipe of a proxy with constant shares of the sources."""
     made = runs.recipe_of(ground.planned.recipe, proxy, ground.folder)
     weights = {source: round(float(share), 6) for source, share in zip(names, point, strict=True)}
     phase = MixturePhase.model_validate({"from": 0.0, "weights": weights})
@@ -167,7 +178,7 @@ def proxy_recipe(ground: Ground, proxy: Rung, names: list[str], point: Array) ->
 def result(
     ground: Ground, names: list[str], targets: list[str], proxy: Rung, points: Array, scores: list[runs.Score]
 ) -> dict[str, Any]:
-    """What mixture.json holds: plain values."""
+    """Fit regressions to the proxies and return the content of mixture.json."""
     seed = ground.planned.recipe.run.seed
     losses = {name: np.array([score.by_source[name] for score in scores]) for name in scores[0].by_source}
     models = {name: shares.choose(points, losses[name]) for name in targets}
@@ -222,7 +233,7 @@ def result(
 
 
 def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
-    """The recipe key of each source's weight."""
+    """Return the recipe key of each source's weight."""
     corpus = {source.name for source in recipe.corpus.sources}
     return {name: f"{'corpus' if name in corpus else 'tokens'}.sources.{name}.weight" for name in names}
 
@@ -230,7 +241,7 @@ def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
 def _verified(
     ground: Ground, names: list[str], targets: list[str], proxy: Rung, found: dict[str, Any], given: runs.Score
 ) -> dict[str, Any]:
-    """One proxy on the proposed shares: predicted against measured."""
+    """Train one proxy on the proposed shares and compare its loss with the prediction."""
     point = np.array([found["proposed"]["shares"][name] for name in names])
     rung = replace(proxy, name=f"verify-{digest(point.round(6).tolist())[:8]}")
     recipe = proxy_recipe(ground, rung, names, point)

@@ -1,7 +1,7 @@
-"""The runs of a ladder: what they all start from, how fast this machine trains, the design they follow, and their training.
+"""Runs of a ladder: shared inputs, training rates of this machine, the saved design, and training.
 
-They are ordinary runs in FOLDER/runs/NAME that read the same tokens, trained one after another. A run that is done is not
-trained again; one that was stopped resumes from its checkpoint, as any run does.
+They are ordinary runs in FOLDER/runs/NAME that read the same tokens and are trained one after another. A finished run
+is not trained again, and a stopped one resumes from its checkpoint, as any run does.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ Resolve = Callable[[], ResolvedRecipe]  # builds the tokens of the planned run a
 Train = Callable[[Recipe, RunDirectory], object]  # trains a recipe in its run directory, which has its tokens
 
 DESIGN_FILE = "design.json"
-PROBE_SECONDS = 1.0  # of steps of each size that is timed
-LONGEST_STEP = 2.0  # seconds; larger models than one that takes so long are not timed
-PROBE_FACTOR = 6.0  # between the sizes that are timed
-RUN_SECONDS = {False: 3.0, True: 45.0}  # of a run beside its steps: on a CPU; on CUDA, where it is compiled
+PROBE_SECONDS = 1.0  # seconds of steps for each size that is timed
+LONGEST_STEP = 2.0  # seconds of a step beyond which no larger model is timed
+PROBE_FACTOR = 6.0  # ratio between the sizes that are timed
+RUN_SECONDS = {False: 3.0, True: 45.0}  # seconds of a run in addition to its steps, by CUDA, where it is compiled
 # Sections of the planned recipe that no rung depends on.
 UNRELATED = ("run", "corpus", "parallel", "checkpoint", "report", "export", "cluster", "evaluate")
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all small runs share.
+    """The shared inputs of all small runs.
 
     Attributes:
         folder: The folder of the small runs.
         run: The planned run.
         store: Its tokens.
         planned: The planned run's model and budget.
-        sizes: Smaller models, by N.
-        inputs: Digest of what the tokens were made from.
+        sizes: Smaller models, ascending in N.
+        inputs: Digest of the inputs of the tokens.
         train: Trains a recipe in its run directory.
     """
 
@@ -69,7 +69,7 @@ class Ground:
     train: Train
 
     def protocol(self, *more: Any) -> str:
-        """Names what runs must share to be compared: tokens, training, and `more`."""
+        """Return a digest of what runs must share to be comparable: tokens, training settings, and `more`."""
         recipe = self.planned.recipe
         plain = recipe.model_dump(mode="json", by_alias=True)
         related = {key: value for key, value in plain.items() if key not in UNRELATED}
@@ -78,20 +78,27 @@ class Ground:
 
 @dataclass(frozen=True)
 class Score:
-    """Held-out loss of a run that is done, in nats a token: of all text, and by source. seconds: of its steps."""
+    """The result of a finished run.
+
+    Attributes:
+        loss: Held-out loss of all text, in nats per token.
+        by_source: Held-out loss by source.
+        seconds: Seconds of its steps.
+    """
 
     loss: float
     by_source: dict[str, float]
     seconds: float
 
 
-# --- What they start from ---------------------------------------------------------------------------------------------
+# --- Shared inputs ----------------------------------------------------------------------------------------------------
 
 
 def ground(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path) -> Ground:
     """Resolve the planned run of a recipe and list the smaller models.
 
-    Raises InputError for a recipe whose loss has no law to fit: a classifier, or one that starts from other weights.
+    Raises InputError for a recipe whose loss follows no scaling law: a classifier, or a run that starts from other
+    weights.
     """
     if recipe.train.objective == "classify":
         raise InputError("ladder: a classifier's loss follows no law of size and tokens; give a recipe that pretrains")
@@ -107,7 +114,7 @@ def ground(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, fo
 
 
 def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
-    """FLOP/s that training reaches here at some sizes, by N, measured for a second each."""
+    """Measure the training rate of some sizes on this machine, as (N, FLOP/s)."""
     device = devices.choose(planned.recipe.train)
     if not device.is_cuda:
         devices.keep_freed_memory()
@@ -127,20 +134,20 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
 
 
 def seconds_by(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
-    """What a rung is expected to take, from the rates that `timing` found; between its sizes by the logarithm of N."""
+    """Return a function that predicts the seconds of a rung from measured rates, interpolated in the logarithm of N."""
     at, logs = np.log([size for size, _ in rates]), np.log([rate for _, rate in rates])
     start = RUN_SECONDS[devices.choose(planned.recipe.train).is_cuda]
     return lambda rung: start + rung.flops / exp(float(np.interp(log(rung.size.parameters), at, logs)))
 
 
-# --- The design that the folder keeps ---------------------------------------------------------------------------------
+# --- Saved design -----------------------------------------------------------------------------------------------------
 
 
 def kept_design(folder: Path, key: str, protocol: str) -> Json | None:
-    """What design.json holds, if it was kept under this key: `rungs`, `earlier` (those of designs before), and what else was
-    worked out with them.
+    """Return the content of design.json if it was saved under this key, else None.
 
-    Raises BessemerError when its runs were made from other tokens or trained otherwise.
+    It has `rungs`, `earlier` (rungs of previous designs) and `more` (other results of the design). Raises BessemerError
+    if its runs have other tokens or training settings.
     """
     path = folder / DESIGN_FILE
     if not path.exists():
@@ -156,7 +163,15 @@ def kept_design(folder: Path, key: str, protocol: str) -> Json | None:
 
 
 def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more: Any) -> Json:
-    """Write design.json. key: the options; protocol: what all runs of the folder share; more: what else it is to hold."""
+    """Write design.json and return its content.
+
+    Args:
+        folder: Folder of the ladder.
+        key: Digest of the options.
+        protocol: Digest of everything that all runs of the folder share.
+        rungs: Entries of the rungs.
+        more: Other values to save with the design.
+    """
     path, names = folder / DESIGN_FILE, {rung["name"] for rung in rungs}
     before = read_json(path) if path.exists() else {"earlier": [], "rungs": []}
     earlier = [rung for rung in [*before["earlier"], *before["rungs"]] if rung["name"] not in names]
@@ -169,7 +184,7 @@ def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more
 def open_ladder(
     recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path, restart: bool
 ) -> Iterator[Ground]:
-    """Yield the ground of the runs in `folder` while no other process writes the run or the folder.
+    """Yield the shared inputs of the runs in `folder`, with the run and the folder locked.
 
     With `restart`, an earlier ladder in the folder is moved aside.
     """
@@ -182,7 +197,7 @@ def open_ladder(
 
 
 def set_aside(folder: Path) -> None:
-    """Move a ladder's folder to previous-N beside it."""
+    """Rename a ladder's folder to NAME-previous-N."""
     if (folder / DESIGN_FILE).exists():
         number = 1 + len(list(folder.parent.glob(f"{folder.name}-previous-*")))
         place = folder.with_name(f"{folder.name}-previous-{number}")
@@ -194,10 +209,13 @@ def set_aside(folder: Path) -> None:
 
 
 def recipe_of(planned: ResolvedRecipe, rung: Rung, folder: Path) -> Recipe:
-    """The recipe of one run. planned: resolved; all that is not the run's own size, length, batch, rate and seed is as there,
-    but that it runs in one process, without a batch ramp, and is saved and scored only as often as it needs."""
+    """Return the recipe of a rung, derived from the planned run's resolved recipe.
+
+    Only size, length, batch, learning rate and seed differ. The run also has one process and no batch ramp, and saves
+    and validates only as often as necessary.
+    """
     train, steps = planned.train, rung.steps
-    # The faster precision of a CPU is timed, and would differ between rungs and machines.
+    # On a CPU, `auto` selects the precision by timing, so it could differ between rungs and machines.
     is_timed = train.precision == "auto" and not devices.choose(train).is_cuda
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
     made = planned.changed(
@@ -216,7 +234,7 @@ def recipe_of(planned: ResolvedRecipe, rung: Rung, folder: Path) -> Recipe:
 
 
 def score(run: RunDirectory, steps: int) -> Score | None:
-    """What a run's last validation found; None while it is not done."""
+    """Return the result of a run's last validation, or None if the run is not finished."""
     if steps not in checkpoint_steps(run.checkpoints):
         return None
     rows = read_steps(run.metrics)
@@ -229,7 +247,7 @@ def score(run: RunDirectory, steps: int) -> Score | None:
 
 
 def train_all(made: list[tuple[Rung, Recipe]], ground: Ground) -> dict[str, Score]:
-    """Train the runs that are not done yet, in order, on the same tokens. Returns each run's score by its name.
+    """Train unfinished runs in order, on the same tokens, and return each run's score by name.
 
     Raises Stopped after a stop signal, with everything saved, and BessemerError for a run without a finite loss.
     """
@@ -263,7 +281,7 @@ def _trained(ground: Ground, recipe: Recipe, run: RunDirectory, steps: int) -> S
 
 
 def _link(place: Path, tokens: Path) -> None:
-    """Let a run read tokens that lie elsewhere; relative, so that the folder above both can be moved."""
+    """Link a run to the tokens of another one, by a relative path, so that the folder above both can be moved."""
     target = Path(os.path.relpath(tokens.resolve(), place.parent.resolve()))
     if place.is_symlink() and Path(os.readlink(place)) != target:
         place.unlink()
@@ -272,7 +290,7 @@ def _link(place: Path, tokens: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Numbers of numpy as Python's own, throughout."""
+    """Convert numpy numbers to Python's in nested values."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -281,8 +299,11 @@ def plain(value: Any) -> Any:
 
 
 def publish(found: Json, path: Path, run: RunDirectory) -> Json:
-    """Write the result of a ladder, with its answers, and the report of the run if that shows it. Returns all of it."""
+    """Write the result of a ladder and, if it is in the run directory, the report of the run.
+
+    Returns the result with its answers and the path of the page.
+    """
     found = {**found, "folder": str(path.parent), **summary.shown(found)}
     write_json(path, found)
-    is_shown = path.parent.parent.resolve() == run.path.resolve()  # else --folder names another place
+    is_shown = path.parent.parent.resolve() == run.path.resolve()  # else --folder names another folder
     return {**found, "page": str(page.write(run)) if is_shown else None}

@@ -1,13 +1,13 @@
-"""Regressions of a loss over the shares of a mixture, chosen by what each says of runs it has not seen.
+"""Regressions of a loss on the shares of a mixture, selected by leave-one-out error.
 
-Forms, each linear once the loss is transformed:
+Each form is linear once the loss is transformed:
 
     linear        y = a + b . r                      (RegMix's linear regression, Liu et al. 2024)
     quadratic     y = a + b . r + r' Q r
     logarithm     y = a + b . log(r + EPSILON)       a source's own share acts as its amount of data does
-    exponential   y = c + exp(a + t . r)             (Ye et al. 2024, the data mixing law), c tried from a grid
+    exponential   y = c + exp(a + t . r)             (Ye et al. 2024, the data mixing law), c from a grid
 
-Letters: n runs, m sources, f features, D draws.
+Dimensions: n runs, m sources, f features, D draws.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from bessemer.ladder.fit import Array
 
 Form = Literal["linear", "quadratic", "logarithm", "exponential"]
-EPSILON = 0.02  # shares below it act alike: what a source teaches comes from the others too
+EPSILON = 0.02  # shares below it have about the same effect, because other sources teach the same things
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-WIDEST = 20.0  # times the spread that was seen, at most, in a draw: of one degree of freedom some are beyond all sense
-FLOORS = (0.0, 0.5, 0.8, 0.9, 0.95)  # c, as parts of the lowest loss
+WIDEST = 20.0  # largest ratio of a draw's spread to the observed one; with one degree of freedom some would be absurd
+FLOORS = (0.0, 0.5, 0.8, 0.9, 0.95)  # c, as shares of the lowest loss
 SETTINGS: tuple[tuple[Form, float], ...] = (
     ("linear", 0.0), ("quadratic", 0.0), ("logarithm", 0.0), *(("exponential", floor) for floor in FLOORS),
 )  # fmt: skip
@@ -31,9 +31,19 @@ SETTINGS: tuple[tuple[Form, float], ...] = (
 
 @dataclass(frozen=True)
 class Regression:
-    """A fitted form. weights: (f,), or (D, f) of draws, on the features about `centre` over `scale`; level: of the
-    transformed loss there; floor: c; error: the root of the mean square of what leaving one run out missed by, in units of
-    the loss; freedom: runs less what the fit can bend by."""
+    """A fitted regression form.
+
+    Attributes:
+        form: Form of the regression.
+        ridge: Ridge penalty.
+        floor: The constant c of the exponential form.
+        centre: (f,) means of the features.
+        scale: (f,) standard deviations of the features.
+        level: Mean transformed loss; (D,) for draws.
+        weights: (f,) weights of the standardized features; (D, f) for draws.
+        error: Root mean square leave-one-out error, in units of the loss.
+        freedom: Number of runs minus effective parameters.
+    """
 
     form: Form
     ridge: float
@@ -46,13 +56,13 @@ class Regression:
     freedom: float
 
     def predict(self, shares_nm: Array) -> Array:
-        """(n,) the loss at these shares; (D, n) of draws."""
+        """Return the (n,) losses at these shares; (D, n) for draws."""
         columns = (features(self.form, shares_nm) - self.centre) / self.scale
         return _back(self.form, np.asarray(self.level)[..., None] + self.weights @ columns.T, self.floor)
 
 
 def features(form: Form, shares_nm: Array) -> Array:
-    """(n, f) what a form is linear in."""
+    """Return the (n, f) features in which a form is linear."""
     if form == "logarithm":
         return np.asarray(np.log(shares_nm + EPSILON))
     if form != "quadratic":
@@ -62,7 +72,7 @@ def features(form: Form, shares_nm: Array) -> Array:
 
 
 def choose(shares_nm: Array, losses_n: Array) -> Regression:
-    """The form and the ridge that miss left-out runs by least."""
+    """Return the regression with the form and ridge penalty of the least leave-one-out error."""
     made = [
         regression(form, ridge, floor * float(losses_n.min()), shares_nm, losses_n)
         for form, floor in SETTINGS
@@ -72,7 +82,10 @@ def choose(shares_nm: Array, losses_n: Array) -> Regression:
 
 
 def regression(form: Form, ridge: float, floor: float, shares_nm: Array, losses_n: Array) -> Regression:
-    """Ridge regression of a form. The error is worked out from the hat matrix: y_i - f_-i(x_i) = (y_i - f(x_i)) / (1 - h_ii)."""
+    """Fit a ridge regression of a form.
+
+    The leave-one-out error follows from the hat matrix: y_i - f_-i(x_i) = (y_i - f(x_i)) / (1 - h_ii).
+    """
     columns = features(form, shares_nm)
     centre, scale = columns.mean(axis=0), columns.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
@@ -90,7 +103,7 @@ def regression(form: Form, ridge: float, floor: float, shares_nm: Array, losses_
 
 
 def left_out(found: Regression, shares_nm: Array, losses_n: Array) -> Array:
-    """(n,) each run's loss as predicted from all the others, by fitting anew without it."""
+    """Return the (n,) loss of each run, predicted by a refit to all others."""
     predicted = []
     for number in range(len(losses_n)):
         rest = np.arange(len(losses_n)) != number
@@ -100,10 +113,10 @@ def left_out(found: Regression, shares_nm: Array, losses_n: Array) -> Array:
 
 
 def drawn(found: Regression, shares_nm: Array, draws: int, chance: np.random.Generator) -> Regression:
-    """The same form fitted to losses drawn anew about it, `draws` times.
+    """Refit a form to `draws` sets of losses that are drawn about its predictions.
 
-    Each draw's spread is the left-out error, which holds a run's noise and what the form does not bend to, times
-    sqrt(nu / chi^2_nu): few runs know it badly.
+    The spread of a draw is the leave-one-out error times sqrt(nu / chi^2_nu). That error includes the noise of a run
+    and the misfit of the form, and few runs determine it badly.
     """
     noise = found.error * np.minimum(np.sqrt(found.freedom / chance.chisquare(found.freedom, draws)), WIDEST)
     at = found.predict(shares_nm)
@@ -116,7 +129,7 @@ def drawn(found: Regression, shares_nm: Array, draws: int, chance: np.random.Gen
 
 
 def _smoother(design: Array, ridge: float) -> Array:
-    """(f, n) from targets to weights."""
+    """Return the (f, n) matrix from targets to weights."""
     square = design.T @ design + ridge * len(design) * np.eye(design.shape[1])
     return np.asarray(np.linalg.solve(square, design.T))
 
@@ -130,10 +143,11 @@ def _back(form: Form, value: Array, floor: float) -> Array:
 
 
 def spread_out(given: Array, count: int, most: Array, seed: int) -> Array:
-    """(count, m) mixtures to train on: the given one, each source nearly alone, and then, of draws about the given one, each
-    the farthest from those chosen (RegMix draws by a Dirichlet about the given; Liu et al. 2024).
+    """Return (count, m) mixtures to train on.
 
-    most: (m,) no share above it.
+    They are the given one, each source nearly alone, and then draws about the given one, each the farthest from those
+    chosen before. RegMix also draws from a Dirichlet distribution about the given mixture (Liu et al. 2024). `most` has
+    the (m,) upper bounds of the shares.
     """
     chance, many = np.random.default_rng([seed, 3]), len(given)
     about = [chance.dirichlet(np.maximum(given * many * width, 0.05), 1500) for width in (0.5, 1.0, 3.0)]
@@ -147,7 +161,7 @@ def spread_out(given: Array, count: int, most: Array, seed: int) -> Array:
 
 
 def within(shares: Array, least: Array, most: Array) -> Array:
-    """Shares brought between bounds, 1 in all: what one has too much goes to the others in proportion to their room."""
+    """Clip shares to bounds with a sum of 1, dividing the excess over the others in proportion to their room."""
     kept = np.clip(shares, least, most)
     for _ in range(50):
         missing = 1.0 - kept.sum()
@@ -159,15 +173,18 @@ def within(shares: Array, least: Array, most: Array) -> Array:
 
 
 def candidates(least: Array, most: Array, start: Array, seed: int) -> Array:
-    """(4001, m) mixtures within bounds: the start, and draws that are even over the simplex."""
+    """Return (4001, m) mixtures within bounds: the start, and uniform draws from the simplex."""
     chance = np.random.default_rng([seed, 4])
     rows = np.concatenate([start[None], chance.dirichlet(np.ones(len(start)), 4000)])
     return np.array([within(row, least, most) for row in rows])
 
 
 def lowest(target: list[Regression], rows: Array, least: Array, most: Array) -> Array:
-    """(m,) the shares within bounds where the mean of the regressions is lowest: the best of `rows`, then moved from one
-    source to another by smaller and smaller amounts while that lowers it."""
+    """Return the (m,) shares within bounds at which the mean of the regressions is lowest.
+
+    The search starts at the best of `rows`. It moves shares from one source to another by decreasing amounts while that
+    lowers the mean.
+    """
     best = rows[int(mean_of(target, rows).argmin())]
     many = len(best)
     pairs = [(one, other) for one in range(many) for other in range(many) if one != other]
@@ -188,8 +205,13 @@ def lowest(target: list[Regression], rows: Array, least: Array, most: Array) -> 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a proposed mixture lowers the target by. value: by the regressions, less `optimism`; drawn: (D,) the same by each
-    draw; optimism: what the best of many mixtures seems better by than it is."""
+    """The predicted decrease of the target loss by a proposed mixture.
+
+    Attributes:
+        value: Decrease by the regressions, minus `optimism`.
+        drawn: (D,) decrease by each draw.
+        optimism: Amount by which the best of many mixtures appears better than it is.
+    """
 
     value: float
     drawn: Array
@@ -197,11 +219,11 @@ class Gain:
 
 
 def gain(target: list[Regression], draws: list[Regression], given: Array, proposed: Array, rows: Array) -> Gain:
-    """The gain of a mixture that was proposed because it has the largest.
+    """Return the gain of the mixture that was proposed because its predicted gain is largest.
 
-    Noise makes some mixture look best even where all are alike. How much that is shows in the draws, whose truth is known:
-    the best mixture of a draw is better by the draw than by the law it was drawn from, and the mean of that is taken off
-    (the optimism of Efron 1983, for a choice in place of a classifier).
+    Noise makes some mixture appear best even if all are equal. The draws, whose truth is known, show by how much: the
+    best mixture of a draw is better by the draw than by the regression that it was drawn from. The mean of this
+    difference is subtracted (the optimism of Efron 1983, for a choice instead of a classifier).
     """
     ends = np.array([given, proposed])
     now, by_draw = mean_of(target, ends), mean_of(draws, ends)
@@ -214,5 +236,5 @@ def gain(target: list[Regression], draws: list[Regression], given: Array, propos
 
 
 def mean_of(target: list[Regression], shares_nm: Array) -> Array:
-    """(n,), or (D, n) of draws: the mean of the targets' predictions."""
+    """Return the mean of the targets' predictions, (n,) or (D, n) for draws."""
     return np.asarray(np.mean([one.predict(shares_nm) for one in target], axis=0))

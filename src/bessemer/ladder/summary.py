@@ -1,4 +1,4 @@
-"""What a ladder or a mixture search found, as a table and sentences for the terminal and the report."""
+"""Results of a ladder or a mixture search as a table and sentences, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ LADDER_COLUMNS: tuple[str, ...] = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", 
 
 
 def table(found: Json) -> str:
-    """For a terminal: the runs, the law or the regressions, and what follows."""
+    """Format a result for the terminal: the runs, then the law or the regressions and the conclusions."""
     titles, rows = _table(found)
     answers = (f"{name:<12} {sentence}" for name, sentence in sentences(found).items())
     return "\n".join([*text_table(titles, rows, "r"), "", *answers])
 
 
 def ending(found: Json) -> str:
-    """How long it took, and where it all is."""
+    """Format the duration of a ladder and the paths of its results."""
     seconds = sum(row["seconds"] for row in found["proxies" if _is_mixture(found) else "rungs"])
     page = found["page"] or "none: --folder is not in the run directory"
     return f"\n  training {duration(seconds)} in all\n  page     {page}\n  folder   {found['folder']}"
 
 
 def sentences(found: Json) -> dict[str, str]:
-    """What was found, a sentence for each question."""
+    """Return the answer to each question in one sentence."""
     return _mixture_sentences(found) if _is_mixture(found) else _ladder_sentences(found)
 
 
 def shown(found: Json) -> Json:
-    """Return what the report shows of ladder.json or mixture.json: an answer for each question, and the table of the runs."""
+    """Return the part of ladder.json or mixture.json that the report shows: answers and the table of the runs."""
     columns, rows = _table(found)
     return {"answers": sentences(found), "columns": list(columns), "rows": rows}
 
@@ -71,7 +71,7 @@ def _ladder_sentences(found: Json) -> dict[str, str]:
 
 
 def _law(found: Json) -> str:
-    """The law with the intervals of its parameters."""
+    """Describe the law with the intervals of its parameters."""
     fit = found["fit"]
     numbers = ", ".join(f"{name} {value['value']:.4g} [{value['low']:.3g}, {value['high']:.3g}]"
                         for name, value in fit["numbers"].items())  # fmt: skip
@@ -116,7 +116,7 @@ def _inside(is_inside: bool) -> str:
 
 
 def _mixture_rows(found: Json) -> list[list[str]]:
-    """The proxies: shares, the target's loss, and what the others predict of it."""
+    """Return the rows of the proxies: shares, target loss, and the prediction from the other proxies."""
     return [
         ["given" if not number else str(number), *(f"{row['shares'][name]:.1%}" for name in found["sources"]),
          f"{row['target']:.4f}", f"{row['predicted_unseen']:.4f}"]
