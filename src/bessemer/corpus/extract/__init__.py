@@ -1,1 +1,1 @@
-"""Text out of markup: web pages and wikitext."""
+"""Extraction of text from markup: web pages and wikitext."""

@@ -1,8 +1,8 @@
-"""Pages of the web as text: their charsets, and their main content; code and lists keep their lines.
+"""Text of web pages: decoding of charsets, and extraction of the main content with the lines of code and lists.
 
-resiliparse drops bulleted lists near the root (fewer than four elements below <body>) as menus, and lists with more
-than a fifth of their characters in links. In flat layouts and reference documentation these are content: such lists are
-wrapped and their links made plain first, unless links make up most of them.
+resiliparse drops bulleted lists near the root (fewer than four elements below <body>) as menus, and lists with more than a
+fifth of their characters in links. In flat layouts and reference documentation these lists are content. They are therefore
+wrapped and their links turned into plain text first, unless links make up most of them.
 """
 
 from __future__ import annotations
@@ -17,56 +17,57 @@ from bessemer.corpus.readers.encodings import BYTE_ORDER_MARKS, codec, detected,
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
 
-# Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.
+# Largest page. Common Crawl truncates pages at 5 MiB, and libxml2, trafilatura's parser, fails on 10 MB of text.
 MAX_HTML_BYTES = 8 << 20
-# Most tags of a page for trafilatura: 100,000 take it 1 to 2 s, but 5 s in pages of divisions without paragraphs, where
-# one of its queries is quadratic (13.6 s at 167,000). A limit in time would give other texts on other machines.
+# Maximum number of tags for trafilatura. 100,000 take 1 to 2 s, but 5 s in pages of divisions without paragraphs, where one
+# of its queries is quadratic (13.6 s at 167,000). A time limit would give different texts on different machines.
 MAX_TAGS = 100_000
-# Deepest nesting of elements by engine. libxml2 gives no text from 254 on. The main content takes resiliparse quadratic
-# time in the depth (11 s at 10,000 with text at each level), all text linear time (2 s at 1.6 million). Browsers flatten
-# beyond 512 as well (Blink, WebKit).
+# Maximum nesting of elements by engine. libxml2 returns no text from 254 levels on. resiliparse takes quadratic time in the
+# depth for the main content (11 s at 10,000 with text at each level) and linear time for all text (2 s at 1.6 million).
+# Browsers also flatten elements beyond 512 levels (Blink, WebKit).
 MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
-EXTRACTION = "extraction"  # of the metadata: how a page was extracted that could not be as [corpus.extract] wants it
-DAMAGE = "damage"  # of the metadata: why a page of a crawl may end early
+EXTRACTION = "extraction"  # metadata key: the method used when that of [corpus.extract] was not possible
+DAMAGE = "damage"  # metadata key: the reason why a page of a crawl may be incomplete
 BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
-# Attributes of a tag; the parser takes quadratic time in them (7 s at 40,000, and 1 ms at 1,000)
+# Maximum attributes of a tag, because parsing takes quadratic time in them (1 ms at 1,000, 7 s at 40,000)
 MAX_ATTRIBUTES = 256
-_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{4000}")  # less than 1,300 attributes have room in a shorter one
+_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{4000}")  # a shorter tag has fewer than 1,300 attributes
 _ATTRIBUTE = r"[\s/]*+[^\s/><][^\s/>=<]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+"
 _TAG = re.compile(rf"<[A-Za-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+((?:{_ATTRIBUTE})*+)")
-# unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
-# 13.2.4.3), which could fill the memory
+# Maximum of unclosed formatting elements times tags. The parser reopens the former in each block (HTML standard, 13.2.4.3),
+# which could fill the memory.
 MAX_REOPENED = 1 << 24
-# Lists of a page that are looked at, and links in one; what has more is not prose, and would take seconds
+# Maximum lists to check per page, and links per list. Pages with more are not prose and would take seconds.
 MAX_LISTS, MAX_LINKS = 2000, 1000
-SHALLOW = 4  # elements between a list and <body>, below which resiliparse drops it (2.0, its rule for <ul>)
-SAFE_LINK_SHARE = 0.15  # of a list; resiliparse drops one above 0.2, counted with its white space
+SHALLOW = 4  # resiliparse 2.0 drops a <ul> with fewer elements between it and <body>
+SAFE_LINK_SHARE = 0.15  # resiliparse drops lists with a share of links above 0.2, where it also counts white space
 
-# line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code
+# Line numbers of code listings in the markup of Pygments, Rouge and Prism
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
-# parts of a page around its content that resiliparse keeps in many layouts, by words of their class or id
+# Parts around the content that resiliparse keeps in many layouts, by words in their class or id
 _WORDS = ("footer", "copyright", "related", "author-box", "respond", "subscribe", "pagination")
 FURNITURE = [f"[{name}*='{word}' i]:not(body):not(main):not(article)" for word in _WORDS for name in ("class", "id")]
 _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
-META_BYTES = 2048  # where a page's own charset is looked for; browsers look at 1024 bytes
+META_BYTES = 2048  # search for a charset in the beginning of a page; browsers use 1024 bytes
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-_LEADS = bytes(range(0xC2, 0xF5))  # bytes with which a character of more than one byte begins in UTF-8
+_LEADS = bytes(range(0xC2, 0xF5))  # first bytes of multi-byte characters in UTF-8
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
 def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """Decode a page: by byte order mark; UTF-8 if valid; charset of the HTTP header, then of the page; then uchardet.
+    """Decode a page by byte order mark, as valid UTF-8, by the charset of the HTTP header or the page, or by uchardet.
 
-    Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
-    default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
+    Valid UTF-8 comes before a declared charset, because text in other charsets is practically never valid UTF-8 and headers
+    often name a server's default. A share of up to `max_undecodable` of the characters may be lost. Raises
+    UnicodeDecodeError.
     """
     if (0 in raw or raw.startswith(BYTE_ORDER_MARKS)) and (shown := unicode_of(raw)):
         return raw.decode(shown, "replace")
     found = _CHARSET.search(raw[:META_BYTES])
     named = [name for name in map(codec, (http_charset, found and found[1].decode("ascii"))) if name]
-    # A page that says of itself that it is UTF-16 was read as ASCII to say so.
+    # A UTF-16 declaration that can be read as ASCII is wrong.
     named = [name for name in named if 0 in raw or not name.startswith("utf-16")]
-    is_ascii = any(name.startswith("iso2022") for name in named)  # these bytes are ASCII, and so UTF-8
+    is_ascii = any(name.startswith("iso2022") for name in named)  # ISO 2022 text is also valid ASCII and UTF-8
     for name in (*named, "utf-8") if is_ascii else ("utf-8", *named):
         with suppress(UnicodeDecodeError):
             return raw.decode(name)
@@ -80,10 +81,11 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
 
 
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
-    """The text of a page, as [corpus.extract] wants it; where the page is too large or deep for that, or no main content
-    is found, by resiliparse in place of trafilatura or all text in place of the main content, which `metadata` then says.
+    """Return the text of a page, extracted as `[corpus.extract]` says.
 
-    Raises NotText where parsing would open formatting elements again without end.
+    A page that is too large or too deep for that, or has no main content, is extracted by resiliparse instead of trafilatura,
+    or as all text instead of the main content; `metadata` then records it. Raises NotText if parsing would reopen too many
+    formatting elements.
     """
     from resiliparse.parse.html import HTMLTree
 
@@ -106,7 +108,7 @@ def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = No
             _keep_lists(tree, settings.max_list_link_share)
         text = _plain_text(tree, main_content, settings.comments)
     if not text.strip():
-        text = _plain_text(tree, False, True, noscript=True)  # which may be open to the end of the page
+        text = _plain_text(tree, False, True, noscript=True)  # an unclosed <noscript> may contain the whole page
         fallback = ALL_TEXT if main_content and text.strip() else fallback
     if fallback and metadata is not None:
         metadata[EXTRACTION] = fallback
@@ -114,7 +116,7 @@ def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = No
 
 
 def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = False) -> str:
-    """The text of a page by resiliparse."""
+    """Return the text of a page by resiliparse."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return str(
@@ -126,13 +128,13 @@ def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = 
 
 
 def _is_deeper(tree: Any, limit: int) -> bool:
-    """Whether elements are nested deeper than `limit`."""
-    # One selector: it is matched in compiled code, where a walk in Python takes 12 us an element.
+    """Return whether elements are nested deeper than `limit`."""
+    # A single selector is matched in compiled code; a traversal in Python takes 12 us per element.
     return tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None
 
 
 def _check_formatting(html: str) -> None:
-    """Raise NotText where parsing would open formatting elements again too often."""
+    """Raise NotText if parsing would reopen formatting elements too often."""
     unclosed = most = 0
     for match in _FORMATTING.finditer(html):
         unclosed = max(unclosed + (-1 if match[1] else 1), 0)
@@ -142,7 +144,7 @@ def _check_formatting(html: str) -> None:
 
 
 def _few_attributes(html: str) -> str:
-    """A page without the attributes of a tag beyond MAX_ATTRIBUTES, which hold no text: parsers compare all their names."""
+    """Remove the attributes of a tag beyond MAX_ATTRIBUTES, because parsers compare all their names. They hold no text."""
     if not _LONG_TAG.search(html):
         return html
     spans = [found.span(1) for found in _TAG.finditer(html) if found[1]]
@@ -151,12 +153,12 @@ def _few_attributes(html: str) -> str:
 
 
 def max_html_bytes(settings: Extract) -> int:
-    """Longest page that is read."""
+    """Return the maximum size of a page in bytes."""
     return settings.max_html_bytes or MAX_HTML_BYTES
 
 
 def check_engine(settings: Extract) -> None:
-    """Raise InputError when the library that the recipe names is not installed."""
+    """Raise InputError if the library that the recipe names is not installed."""
     if settings.engine == "trafilatura":
         with require_import(
             "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take resiliparse"
@@ -165,8 +167,8 @@ def check_engine(settings: Extract) -> None:
 
 
 def _keep_lists(tree: Any, max_link_share: float) -> None:
-    """Put bulleted lists that are content where the extraction keeps them."""
-    # values(), as stepping through a collection takes quadratic time.
+    """Wrap bulleted lists that are content, so that resiliparse keeps them."""
+    # Iterating over the collection itself would take quadratic time.
     for element in tree.body.query_selector_all("ul").values()[:MAX_LISTS]:
         depth = _depth_of_list(element)
         if depth is None:
@@ -191,7 +193,7 @@ def _keep_lists(tree: Any, max_link_share: float) -> None:
 
 
 def _depth_of_list(element: Any) -> int | None:
-    """Elements from <body> to an outermost list, SHALLOW at the most; None for an inner list or one in a frame."""
+    """Return the depth of an outermost list below <body>, at most SHALLOW; None for an inner list or one in a page frame."""
     depth, above = 1, element.parent
     if above is not None and above.tag in ("ul", "ol", "li"):
         return None

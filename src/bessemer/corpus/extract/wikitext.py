@@ -1,8 +1,8 @@
-"""Wikitext as the text that a reader of the page sees: the tree of mwparserfromhell, rendered.
+"""Rendering of wikitext as the text that a reader of the page sees, from the syntax tree of mwparserfromhell.
 
-Tables, references, files and unknown templates are removed; wikitext.toml lists the templates and tags that leave text, which
-`strip_code()` of the library would drop. Links keep their label; headings, lists and code keep their lines. A removed
-element between two words leaves a space.
+Tables, references, files and unknown templates are removed. wikitext.toml lists the templates and tags that produce text,
+which the library's `strip_code()` would drop. Links become their label, and headings, lists and code keep their lines. An
+element that is removed between two words leaves a space.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FACTS = tomllib.loads(Path(__file__).with_name("wikitext.toml").read_text(encodi
 HIDDEN = frozenset(FACTS["hidden"])  # elements that are removed with their content
 BLOCK = frozenset(FACTS["block"])  # elements that begin or end a line
 INLINE = frozenset(FACTS["inline"])
-FILE_PREFIXES = frozenset(FACTS["file_prefixes"])  # of pictures and categories, in the largest Wikipedias
+FILE_PREFIXES = frozenset(FACTS["file_prefixes"])  # link prefixes of files and categories in the largest Wikipedias
 LANGUAGES = frozenset(FACTS["languages"].split())
-CODE = frozenset({"pre", "syntaxhighlight", "source", "code"})  # keeps its lines
-# templates that leave text, and the patterns of it
+CODE = frozenset({"pre", "syntaxhighlight", "source", "code"})  # elements whose lines are kept
+# Patterns of the text that templates produce
 SHOWN = {name: [patterns] if isinstance(patterns, str) else patterns for name, patterns in FACTS["shown"].items()}
-# Control characters, which XML cannot hold: before lines of code, which are not to be changed; where something was
-# removed; around superscripts
+# Markers of lines of code, of removed elements, and of the start and end of superscripts. They are control characters that
+# XML cannot contain.
 _KEEP, _HOLE, _RAISED, _LOWERED = "\x01", "\x03", "\x04", "\x05"
 _WRAPPED = {"sup": (_RAISED, _LOWERED), "q": "“”", "rt": "()"}
-# What the parser leaves in the text: emphasis, switches, and tags that never end.
+# Markup that the parser leaves in text nodes: emphasis, switches, and unclosed tags
 _MARK = re.compile(
     rf"'{{2,5}}|__(?:{'|'.join(FACTS['switches'])})__|</?([A-Za-z][A-Za-z0-9]{{0,20}})((?:\s[^<>]{{0,500}})?)/?>"
 )
@@ -43,9 +43,9 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 _OPTIONAL = re.compile(r"<([^<>]*)>")
 _FAMILY = re.compile(r"[^-/]{1,40}[-/]")
 _NUMBER = r"(?:[+-]?[\d.,\s⁄/+]*\d[\d.,]*|and|to|or|by|x|×|-|–|\+|\+/-|±|to\(-\)|and\(-\))"
-# of the arguments of {{convert}}: numbers and their unit, as in 5|to|10|km and 6|ft|2|in
+# Numbers and units in the arguments of {{convert}}, such as 5|to|10|km and 6|ft|2|in
 _MEASURE = re.compile(rf"(?:{_NUMBER}\|)*[^|]+(?:\|{_NUMBER}\|(?!{_NUMBER}(?:\||$))[^|]+)*")
-# the first of several spellings of a word: -{zh-hans:中国;zh-hant:中國}-; with a flag a rule that is not shown
+# Spelling variants of a word, of which the first is used: -{zh-hans:中国;zh-hant:中國}-. One with a flag is a hidden rule.
 _VARIANT = re.compile(
     r"-\{(?!\{)(?:([^{}|]{0,99})\|)?(?:\s*[a-z]{2,3}(?:-[a-z]+)?\s*:([^{}|;]{0,999});?)?([^{}|]{0,999})\}-"
 )
@@ -60,8 +60,8 @@ _INDENT = re.compile(r"^[*#:;]{1,20}")
 def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_PREFIXES) -> str:
     """Return the text that a reader of the page sees, without tables, boxes, references and pictures.
 
-    `prefixes` are those of links to files and categories, in lower case. Raises NotText for a page that took too long in
-    an earlier attempt: the parser takes quadratic time for marks that never end.
+    `prefixes` are the lower-case prefixes of links to files and categories. The parser takes quadratic time for unclosed
+    marks, so a page that took too long in an earlier attempt raises NotText.
     """
     if is_left_out():
         raise NotText("it took too long")
@@ -76,7 +76,7 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
 
 
 class _Page:
-    """A page whose nodes are rendered."""
+    """A renderer for the nodes of a page."""
 
     def __init__(self, title: str, prefixes: Collection[str]) -> None:
         self.title, self.prefixes = title, prefixes
@@ -100,14 +100,14 @@ class _Page:
                 return self.render(node.title).strip() if node.brackets else str(node)
             case Heading():
                 return f"{'=' * node.level}{self.render(node.title)}{'=' * node.level}"
-            case Argument():  # {{{1|text}}}: on the page itself, its default
+            case Argument():  # a page shows the default text of {{{1|text}}}
                 return self.render(node.default) or _HOLE
             case Comment():
                 return ""
         return str(node)  # an entity
 
     def _link(self, link: Wikilink) -> str:
-        """Return the label of a link, else its target; nothing for pictures, categories and other languages."""
+        """Return the label of a link, else its target; a marker for pictures, categories and other languages."""
         target = self.render(link.title)
         prefix, colon, _ = target.partition(":")
         folded = prefix.strip().casefold().replace("_", " ")
@@ -119,7 +119,7 @@ class _Page:
         name, markup = str(tag.tag).strip().lower(), tag.wiki_markup
         if name in HIDDEN:
             return _HOLE
-        if markup:  # of lists and rules
+        if markup:  # list items and horizontal rules
             return str(markup)
         if name in ("math", "chem", "ce"):
             return f"${' '.join(str(tag.contents or '').split())}$"
@@ -136,7 +136,7 @@ class _Page:
         return str(tag).replace(str(tag.contents), inside) if inside else str(tag)
 
     def _template(self, template: Template) -> str | None:
-        """Return the text that a template or parser function leaves; None for an unknown one."""
+        """Return the text that a template or parser function produces; None for an unknown one."""
         name = _PREFIX.sub("", self.render(template.name).translate(_UNMARKED).replace("_", " ")).strip()
         if name.endswith("PAGENAME"):
             return self.title
@@ -162,12 +162,12 @@ class _Page:
 def _rest_of_mark(found: re.Match[str]) -> str:
     name, attributes = (found[1] or "").lower(), found[2] or ""
     if name not in BLOCK | INLINE | HIDDEN | {""} or (attributes.strip() and "=" not in attributes):
-        return found[0]  # such as x<b and b>c
+        return found[0]  # a comparison such as x<b and b>c
     return f"\n{_HOLE}" if name in BLOCK else ""
 
 
 def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
-    """Return a pattern with the values of its fields; None where one is missing."""
+    """Return a pattern with its fields filled in; None if a required field is missing."""
     positional = [text for name, text in arguments.items() if name.isdecimal() and text]
 
     def value(names: str) -> str:
@@ -179,7 +179,7 @@ def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
         return next(filter(None, map(arguments.get, names.lstrip("!").split("|"))), "")
 
     shown = ""
-    for number, piece in enumerate(_OPTIONAL.split(pattern)):  # every second piece may be left out
+    for number, piece in enumerate(_OPTIONAL.split(pattern)):  # every second piece is optional
         if all(map(value, _FIELD.findall(piece))):
             shown += _FIELD.sub(lambda field: "" if field[1][0] == "!" else value(field[1]), piece)
         elif number % 2 == 0:
@@ -188,10 +188,10 @@ def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
 
 
 def _lines(text: str) -> str:
-    """Return the text by lines, without the headings of sections in which nothing is left."""
+    """Clean up the rendered text line by line, and drop headings of sections without text."""
     text = _SUPERSCRIPT.sub(lambda found: found[1].translate(_RAISED_DIGITS), _WORD_GAP.sub(" ", html.unescape(text)))
     kept: list[str] = []
-    below = 7  # the level of the section that follows; 0 for text
+    below = 7  # level of the heading that follows; 0 for text, 7 at the end
     for marked in reversed(text.split("\n")):
         level, line = _line(marked)
         if not level:
@@ -205,7 +205,7 @@ def _lines(text: str) -> str:
 
 
 def _line(line: str) -> tuple[int, str]:
-    """Return the level of a heading (0 for others) and the text of a line, without what removed elements leave."""
+    """Return the heading level (0 for other lines) and the text of a line, without traces of removed elements."""
     if line.startswith(_KEEP):
         return 0, line[1:]
     line = _EMPTY_BRACKETS.sub("", line.lstrip(f"{_HOLE} ") if line.startswith(_HOLE) else line)

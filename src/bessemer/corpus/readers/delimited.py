@@ -1,6 +1,6 @@
-"""Rows of CSV and TSV, by Python's `csv` in strict mode. A row that does not fit costs itself, never the lines after it.
+"""Rows of CSV and TSV by Python's `csv` in strict mode. A malformed row never affects the lines after it.
 
-Tables follow RFC 4180. In a TSV whose header is not quoted, a quotation mark is text unless its field needs quotes.
+Tables follow RFC 4180. In a TSV without quotes in its header, a quotation mark is text unless its field needs quotes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 MAX_LINE_CHARACTERS = 64 << 20
-GLUED_SHARE = 0.8  # of the lines of one row that read as rows: a stray quotation mark joined them
-DELIMITERS = "\t,;|"  # a tie goes to the first: names contain commas too
+GLUED_SHARE = 0.8  # if this share of a row's lines are rows themselves, a stray quotation mark joined them
+DELIMITERS = "\t,;|"  # in order of preference, because names may contain commas
 NUMBER = re.compile(r"[-+]?[\d.,:%e/-]{1,40}", re.IGNORECASE)
-NO_DELIMITER = "\x1f"  # of a table of one column, in which commas are text
+NO_DELIMITER = "\x1f"  # for a table of one column, in which commas are text
 
 
 class _TableLines:
-    """Lines of a table. again: lines to read once more; taken: the lines of the current row."""
+    """An iterator over the lines of a table. `again` holds lines to read again, and `taken` the lines of the current row."""
 
     def __init__(self, text: TextIO) -> None:
         self.text, self.again, self.taken = text, list[str](), list[str]()
@@ -37,7 +37,7 @@ class _TableLines:
 
 
 def header(lines: Iterable[str]) -> tuple[list[str], str, bool]:
-    """Return the columns of a table, what separates them, and whether a mark may be text in it."""
+    """Return the columns of a table, its delimiter, and whether quotation marks may be text."""
     line = next((line for line in lines if line.strip()), "")
     commonest = max(DELIMITERS, key=line.count)
     delimiter = commonest if commonest in line else NO_DELIMITER
@@ -46,7 +46,10 @@ def header(lines: Iterable[str]) -> tuple[list[str], str, bool]:
 
 
 def rows(text: TextIO) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield source text, fields by column and problem of each row below the header. Raises ValueError for a line too long."""
+    """Yield (source text, fields by column, problem) for each row below the header.
+
+    Raises ValueError for a line that is too long.
+    """
     csv.field_size_limit(MAX_LINE_CHARACTERS)
     lines = _TableLines(text)
     names, delimiter, is_plain = header(lines)
@@ -78,9 +81,9 @@ def rows(text: TextIO) -> Iterator[tuple[str, dict[str, str], str]]:
 
 
 def _are_rows(lines: list[str], fields: list[str], delimiter: str) -> bool:
-    """Return whether the lines of a row read as rows themselves, with numbers where the row has them."""
+    """Return whether the lines of a row are rows themselves, with numbers in the same columns as the row."""
     numeric = [at for at, value in enumerate(fields) if NUMBER.fullmatch(value.strip())]
-    # Writers of CSV quote line ends: text alone proves little.
+    # CSV fields may contain line breaks, so lines of text alone prove little.
     if len(fields) == 1 or len(lines) < (2 if numeric or delimiter == "\t" else 5):
         return False
     split = [line.rstrip("\r\n").split(delimiter) for line in lines]

@@ -1,4 +1,4 @@
-"""Encodings and binary formats by the bytes of a file, whatever its name says."""
+"""Detection of encodings and binary formats from the bytes of a file, regardless of its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bessemer.corpus.document import Document
 
 BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix of it
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 BYTE_ORDER_MARKS = tuple(mark for mark, _ in BOMS)
 
-# magic bytes of common binary formats, and what to do with them
+# Magic bytes of common binary formats, with advice
 BINARY_FORMATS = (
     (b"PK\x03\x04", "a zip archive (or an office document): unpack it and name the folder"),
     (b"%PDF-", "a PDF: convert it to text first (pdftotext FILE.pdf FILE.txt)"),
@@ -32,34 +32,37 @@ BINARY_FORMATS = (
     (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
 SAMPLE_BYTES = 8000
-GUESSED_BYTES = 1 << 16  # the beginning of a file that its encoding is guessed from
-# valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character
+GUESSED_BYTES = 1 << 16  # guess the encoding of a file from its first bytes
+# Valid UTF-8 with a smaller share of control characters is UTF-8. UTF-16 of Latin text has one NUL per character.
 MAX_CONTROL_SHARE = 0.1
 _CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
-# what browsers take for a charset instead, where Python's codec is stricter
+# Supersets that browsers use instead, where Python's codec is stricter
 _SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
 _NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # categories: control, unassigned, private use, surrogate
 
 
 def foreign_format(head: bytes) -> str:
-    """What a file is that holds no text, with what to do; "" for any other."""
+    """Return a description of a binary format with advice; "" if the bytes are of none."""
     return next((f"the file is {what}" for magic, what in BINARY_FORMATS if head.startswith(magic)), "")
 
 
 def unicode_of(raw: bytes) -> str:
-    """Return the Unicode encoding that the first bytes show, which removes a byte order mark; "" for UTF-8 without one."""
+    """Return the Unicode encoding that the first bytes show; "" for UTF-8 without a byte order mark, and for others.
+
+    Its codec removes the byte order mark.
+    """
     return next((name for mark, name in BOMS if raw.startswith(mark)), "") or _wide(raw[:SAMPLE_BYTES])
 
 
 def _wide(sample: bytes) -> str:
-    """UTF-16 or UTF-32 without a byte order mark, where it is beyond doubt; "" for anything else."""
+    """Return the UTF-16 or UTF-32 encoding of bytes without a byte order mark if it is certain, else ""."""
     if 0 not in sample:
         return ""
     controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
     if controls <= MAX_CONTROL_SHARE * len(sample) and _decoded(sample, "utf-8"):
         return ""
     texts = {name: _decoded(sample, name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")}
-    # In the wrong byte order Latin letters, spaces and line ends become characters of other scripts.
+    # With the wrong byte order, Latin letters, spaces and line ends become characters of other scripts.
     num_ascii = {
         name: sum(character < "\x80" for character in text)
         for name, text in texts.items()
@@ -70,7 +73,7 @@ def _wide(sample: bytes) -> str:
 
 
 def _decoded(sample: bytes, encoding: str) -> str:
-    """The text of a beginning of a file, which may end within a character; "" where it is not of the encoding."""
+    """Decode the beginning of a file, which may end within a character; "" if it is not valid in the encoding."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError:
@@ -78,18 +81,21 @@ def _decoded(sample: bytes, encoding: str) -> str:
 
 
 def is_utf8(raw: bytes) -> bool:
-    """Whether a beginning of a file, which may end within a character, is UTF-8."""
+    """Return whether the beginning of a file, which may end within a character, is UTF-8."""
     return not raw or bool(_decoded(raw, "utf-8"))
 
 
 def decode_text(raw: bytes, encoding: str = "") -> str:
-    """Decode a whole file: what its first bytes show, else UTF-8, else `encoding`. Raises UnicodeDecodeError."""
+    """Decode a whole file by its byte order mark, as UTF-8, or with `encoding`. Raises UnicodeDecodeError."""
     name = unicode_of(raw)
     return raw.decode(name) if name else decode(raw, encoding)
 
 
 def decode(raw: bytes, encoding: str = "") -> str:
-    """Decode UTF-8, which bytes of another encoding practically never form, else `encoding`. Raises UnicodeDecodeError."""
+    """Decode bytes as UTF-8, else with `encoding`. Raises UnicodeDecodeError.
+
+    Text in other encodings is practically never valid UTF-8.
+    """
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -99,7 +105,7 @@ def decode(raw: bytes, encoding: str = "") -> str:
 
 
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
-    """Return a rejected document whose bytes could not be decoded, with the encoding that they look like."""
+    """Return a rejected document for bytes that could not be decoded, with their probable encoding."""
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
     head = raw[:4000].decode("utf-8", "replace")
     if error.encoding != "utf-8":
@@ -112,7 +118,7 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
 
 
 def codec(label: str | None) -> str | None:
-    """Return Python's codec for a charset of the web (WHATWG Encoding Standard, section 4.2); None for any other."""
+    """Return Python's codec for a web charset label (WHATWG Encoding Standard, section 4.2), or None."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     name = map_encoding_to_html5(label or "", fallback_utf8=False)
@@ -120,7 +126,7 @@ def codec(label: str | None) -> str | None:
 
 
 def detected(raw: bytes) -> str | None:
-    """Return the encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
+    """Return the probable encoding of bytes by uchardet (in resiliparse), or None."""
     from resiliparse.parse.encoding import detect_encoding
 
     return codec(detect_encoding(raw, html5_compatible=False))

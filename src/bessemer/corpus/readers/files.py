@@ -1,5 +1,4 @@
-"""Which files a source names: folders, globs, single files, URLs of object stores, and the folders of the running
-Python."""
+"""Lists of the files of a source: folders, globs, single files, URLs of object stores, and folders of the running Python."""
 
 from __future__ import annotations
 
@@ -27,21 +26,22 @@ from bessemer.storage import filesystem
 from bessemer.storage.path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
-# They wait for disks and file servers more than they compute. To hand a file to a thread takes as long as to hash a small one
+# Threads wait mostly for disks and file servers. They take several files at a time, because passing one file to a thread
+# takes as long as hashing a small one.
 SAMPLING_THREADS, SAMPLED_TOGETHER = 16, 32
 
-# folders of the standard library that python://stdlib leaves out: other packages, and test inputs
+# Folders that python://stdlib leaves out: other packages, and test inputs
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
-TEST_FOLDERS = ("test", "tests")  # left out of `descriptions` in python:// folders: what lies there is input for tests
+TEST_FOLDERS = ("test", "tests")  # inputs of tests, which the format `descriptions` leaves out of python:// folders
 
 
 def contents(files: Sequence[File]) -> list[list[Any]]:
-    """Name, size and a hash of each file, wherever it lies and whenever it was written."""
+    """Return the name, size and hash of each file, which do not depend on its location or time."""
 
     def one(file: File) -> list[Any]:
         hashed = file.etag or str(file.mtime_ns)
         if "://" not in file.path:
-            with suppress(OSError):  # reported where it is read
+            with suppress(OSError):  # reading the file later reports the error
                 hashed = sampled_sha256(file.path)
         return [printable(file.name), file.size, hashed]
 
@@ -54,21 +54,21 @@ def contents(files: Sequence[File]) -> list[list[Any]]:
 
 @dataclass
 class Listing:
-    """What the paths of a source name."""
+    """The files that the paths of a source name."""
 
     read: list[File]  # files of the source's format, sorted by name
-    # The rest of what lies in its folders: other endings, and what is no regular file. Sorted by name; without what
-    # `exclude` names, hidden files, and the folders of the running Python.
+    # Other files in the folders, sorted by name: those with other endings and irregular ones. It has no hidden files, no
+    # files that `exclude` names, and none from folders of the running Python.
     other: list[File]
 
 
 def find(source: Source) -> list[File]:
-    """The files of a source, sorted by name; InputError when a path is wrong or holds nothing of the format."""
+    """Return the files of a source, sorted by name. Raises InputError if a path is wrong or has no file of the format."""
     return listing(source).read
 
 
 def listing(source: Source) -> Listing:
-    """The files of a source, and those in its folders that it does not read. InputError as `find`."""
+    """Return the files of a source, and the other files in its folders. Raises InputError like `find`."""
     found: dict[str, File] = {}
     other: dict[str, File] = {}
     base = str(base_folder(source.paths))
@@ -93,7 +93,7 @@ def listing(source: Source) -> Listing:
 
 
 def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
-    """Yield everything below one entry of `paths`."""
+    """Yield all files below one entry of `paths`."""
     where = f"corpus.sources.{source.name}"
     if pattern.startswith(PLACEHOLDER):
         yield from _of_python(source, pattern)
@@ -113,7 +113,7 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
 
 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
-    """What a URL names, without hidden files and folders."""
+    """Yield the files below a URL, without hidden files and folders."""
     filesystem.check_url(pattern, where)
     try:
         for url, size, mtime_ns, etag in filesystem.entries(pattern, source):
@@ -121,7 +121,7 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
                 yield File(url, url, size, mtime_ns, etag)
     except InputError:
         raise
-    except Exception as error:  # the hub's client has errors of its own kinds
+    except Exception as error:  # the client of the Hugging Face hub raises many types of errors
         raise InputError(
             f"{where}: {pattern} cannot be listed: {filesystem.redact(error)}; check the URL, the credentials of the "
             "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
@@ -129,7 +129,7 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
 
 
 def _add(found: dict[str, File], file: File) -> None:
-    """A file named twice is read once; two files that would bear one name get two."""
+    """Add a file unless it is already there. A different file with the same name gets a new name."""
     there = found.get(file.name)
     if there is None:
         found[file.name] = file
@@ -154,20 +154,23 @@ def _of_python(source: Source, pattern: str) -> Iterator[File]:
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
         for file in chain.from_iterable(walk(root, folder, left_out) for root in roots):
             is_left_out = place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
-            # prose in one string literal; `descriptions` reads it
+            # The help topics are prose in a string literal, so only the format `descriptions` reads them.
             if not (is_left_out or (source.format == "code" and file.name.endswith(TOPICS))):
                 yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
 
 
 def walk(root: str, base: str, left_out: tuple[str, ...]) -> Iterator[File]:
-    """The files below a folder in the order of a walk, or the file itself, named relative to `base`. Folders that `left_out`
-    names, hidden ones, caches and link loops are skipped. Raises InputError for a folder that cannot be listed."""
+    """Yield the files below a folder in sorted order, or the file itself, named relative to `base`.
+
+    Folders that `left_out` names, hidden ones, caches and link loops are skipped. Raises InputError for a folder that cannot
+    be listed.
+    """
     if not os.path.isdir(root):
         yield file_at(root, base)
         return
     seen, errors = set[tuple[int, int]](), list[OSError]()
     for folder, folders, names in os.walk(root, followlinks=True, onerror=errors.append):
-        with suppress(FileNotFoundError):  # vanished meanwhile
+        with suppress(FileNotFoundError):  # the folder was deleted meanwhile
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) in seen:
                 folders.clear()
@@ -184,22 +187,22 @@ def walk(root: str, base: str, left_out: tuple[str, ...]) -> Iterator[File]:
 
 
 def file_at(path: str, base: str) -> File:
-    """A local file, named relative to `base`."""
+    """Return the `File` of a local path, named relative to `base`."""
     name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
     try:
         status = os.stat(path)
     except OSError:
-        return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
+        return File(path, name, 0, 0)  # deleted or a dangling link: counted as unreadable when it is read
     return File(path, name, status.st_size, status.st_mtime_ns, is_regular=stat.S_ISREG(status.st_mode))
 
 
 def is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
-    """Whether `exclude` names a file or one of its folders."""
+    """Return whether a pattern of `exclude` matches a file or one of its folders."""
     return bool(patterns) and any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
 
 
 def ending(name: str) -> str:
-    """Return the ending under which a file that is not read is counted: with that before a compression, in small letters."""
+    """Return the lower-case ending under which an unread file is counted, such as ".csv.gz"; "no ending" for none."""
     base = os.path.basename(name).lower()
     last = os.path.splitext(base)[1]
     before = os.path.splitext(without_compression(base))[1] if compression_of(base) else ""
@@ -207,8 +210,10 @@ def ending(name: str) -> str:
 
 
 def base_folder(patterns: tuple[str, ...]) -> Path:
-    """The folder that names are relative to: the common parent of all local paths of the recipe, so that names and
-    identities stay the same when the data is moved."""
+    """Return the common parent of all local paths of the recipe, which file names are relative to.
+
+    Names and identities thus stay the same when the data is moved.
+    """
     parents = []
     for pattern in patterns:
         if "://" not in pattern:
@@ -223,7 +228,10 @@ def base_folder(patterns: tuple[str, ...]) -> Path:
 
 
 def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
-    """The Parquet files of a run directory, its corpus folder, or a folder of documents. Raises InputError."""
+    """Return the Parquet files of a run directory, a corpus folder or a folder of documents.
+
+    Raises InputError if there are none.
+    """
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):
         found = stage_files(stage, "documents") if (stage / "documents").exists() else []

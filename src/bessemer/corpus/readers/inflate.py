@@ -1,6 +1,6 @@
-"""Streaming decompression with bounded memory: gzip, bzip2, xz and Zstandard, all members of a file.
+"""Streaming decompression of gzip, bzip2, xz and Zstandard files with any number of members, in bounded memory.
 
-Everything decoded before damage is yielded first, up to FEED_BYTES of compressed data.
+All content before a damage is yielded, except for that of the last FEED_BYTES of compressed data.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ COMPRESSIONS = {
     ".xz": "xz",
     ".zst": "zstd",
     ".zstd": "zstd",
-}  # by the end of the file's name
-EXPANSION = 4  # times that a compressed file is assumed to expand
-BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at most (Zstandard: 32 MiB, see FEED_BYTES)
-# Compressed bytes per decoder call; what a call decoded before damage is lost. Zstandard has no output limit: a block of 4
-# bytes or more holds at most 128 KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
+}  # file name ending -> compression
+EXPANSION = 4  # assumed ratio of uncompressed to compressed size
+BLOCK_BYTES = 1 << 20  # maximum bytes yielded at a time (Zstandard: 32 MiB, see FEED_BYTES)
+# Compressed bytes per decoder call; a call that finds damage loses its output. Zstandard has no output limit. A block of at
+# least 4 bytes holds at most 128 KiB (RFC 8878, section 3.1.1.2), so a call returns at most 32 MiB.
 FEED_BYTES = 1 << 10
-XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` takes 65 MiB
-ZSTD_WINDOW_BYTES = 1 << 31  # the largest of the format (`zstd --long=31`), which large dumps use
-MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
-SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
+XZ_MEMORY_BYTES = 256 << 20  # memory limit of an xz stream; `xz -9` takes 65 MiB
+ZSTD_WINDOW_BYTES = 1 << 31  # the format's maximum (`zstd --long=31`), which large dumps use
+MAX_EXPANSION = 100  # maximum ratio of uncompressed to compressed size; text reaches 3 to 10, a bomb 1000
+SUSPECT_BYTES = 1 << 20  # smaller content is never treated as a bomb
 
 
 def compression_of(path: str) -> str:
-    """Return the compression of a file by its name; "" for none."""
+    """Return the compression of a file from its name; "" for none."""
     return COMPRESSIONS.get(os.path.splitext(path)[1].lower(), "")
 
 
 def without_compression(name: str) -> str:
-    """Return the name without the suffix of a compression."""
+    """Return the name without the ending of a compression."""
     return os.path.splitext(name)[0] if compression_of(name) else name
 
 
 def unpacked_size(path: str, size: int) -> int:
-    """Return about how many bytes a file of `size` bytes has decompressed."""
+    """Return the estimated uncompressed size of a file of `size` bytes."""
     return size * (EXPANSION if compression_of(path) else 1)
 
 
 class Damaged(OSError):
-    """Compressed data that cannot be decoded (further); the message says why."""
+    """Compressed data that cannot be decoded any further."""
 
 
 def _decoder(compression: str) -> Any:
@@ -64,7 +64,10 @@ def _decoder(compression: str) -> Any:
 
 
 def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
-    """Yield the content of all members of a file, which zeros may part. Raises Damaged, after everything before the damage."""
+    """Yield the content of all members of a file, which zeros may separate.
+
+    Raises Damaged after the content before a damage.
+    """
     file.seek(0)
     decoder: Any = None
     data, start, num_read, num_written = b"", 0, 0, 0
@@ -86,7 +89,7 @@ def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
             block = decoder.decompress(data, *limit)
         except MemoryError:
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library raises different types
             reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             where = f"{compression} data from byte {start} on, after {num_written} bytes of content"
             raise Damaged(f"cannot expand the {where}: {reason}") from None
@@ -104,17 +107,16 @@ def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
 
 
 class InflatedFile(io.RawIOBase):
-    """The content of a compressed file as a file. Raises Damaged where it cannot be decoded further."""
+    """A readable binary file with the content of a compressed file. Raises Damaged where it cannot be decoded further."""
 
     def __init__(self, file: BinaryIO, compression: str) -> None:
         self.blocks, self.block = inflate(file, compression), memoryview(b"")
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as one block goes."""
+        """Read at most the rest of the current block into the buffer."""
         self.block = self.block or memoryview(next(self.blocks, b""))
         count = min(len(buffer), len(self.block))
         buffer[:count], self.block = self.block[:count], self.block[count:]
@@ -122,7 +124,7 @@ class InflatedFile(io.RawIOBase):
 
 
 def beginning(file: BinaryIO, compression: str, limit: int) -> bytes:
-    """Return the first decompressed bytes of a file, at most `limit`; fewer where it is damaged."""
+    """Return the first decompressed bytes of a file, at most `limit`, or fewer if it is damaged."""
     if not compression:
         return file.read(limit)
     head = b""

@@ -1,6 +1,6 @@
-"""Cut the files of a source into parts of bounded size, and take a sample of them.
+"""Splitting of a source's files into parts of bounded size, and sampling of parts.
 
-A compressed file, a crawl archive and a dump are one part each: none is read from its middle on.
+A compressed file, a crawl archive or a dump is one part, because it cannot be read from the middle.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.run_tasks.task import check_stop
 
-# Bytes of a part of a file that can be split. Where parts of this size would be fewer than FEW_PARTS they are shorter, down to
-# the least, so that all workers are busy to the end; where they would be more than MANY_PARTS they are longer
+# Size of a part of a file that can be split. Parts are smaller, down to the minimum, if there would be fewer than FEW_PARTS,
+# so that all workers stay busy to the end. They are larger if there would be more than MANY_PARTS.
 PART_BYTES, LEAST_PART_BYTES = 32 << 20, 4 << 20
 FEW_PARTS, MANY_PARTS = 64, 800_000
-SAMPLED_PARTS, SAMPLED_BYTES = 16, 1 << 16  # parts that fill a byte budget, and the least bytes of one
-FULL = 0.95  # a byte budget counts as spent at this share: filling up the rest would pick small and empty files
-THREADS = 16  # they wait for disks and file servers
+SAMPLED_PARTS, SAMPLED_BYTES = 16, 1 << 16  # number of parts that fill a byte budget, and their minimum size
+FULL = 0.95  # share of a byte budget that counts as spent: filling the rest would prefer small and empty files
+THREADS = 16  # they wait mostly for disks and file servers
 
 
 def plan(source: Source, files: list[File]) -> list[Part]:
-    """Return the parts of a source's files, format by format. The beginnings of files of records are looked at before anything is
-    read: a file that is no JSON costs itself, and a text_key that none of the files has raises InputError."""
+    """Return the parts of a source's files, format by format.
+
+    The beginnings of files with records are checked first. A file that is not JSON becomes one damaged part, and a `text_key`
+    that no file has raises InputError.
+    """
     total, parts, readers = sum(file.size for file in files), list[Part](), list[Reader]()
     for format_, mine in files_by_format(source, files).items():
         budget = source.max_bytes
-        if budget is not None and len(mine) < len(files):  # each format contributes its part of the budget
+        if budget is not None and len(mine) < len(files):  # each format gets its share of the budget
             budget = max(round(budget * (sum(file.size for file in mine) / max(total, 1))), 1)
-        # With a budget fine enough that a small part of one huge file can be taken
+        # With a budget, parts must be small enough to sample a little of one huge file.
         wanted = max(budget // SAMPLED_PARTS, SAMPLED_BYTES) if budget else max(total // FEW_PARTS, LEAST_PART_BYTES)
         reader = build_reader(
             source, format_, part_bytes=min(wanted, max(PART_BYTES, total // MANY_PARTS)),
@@ -48,7 +51,7 @@ def plan(source: Source, files: list[File]) -> list[Part]:
 
 
 def files_by_format(source: Source, files: Iterable[File]) -> dict[str, list[File]]:
-    """Return the files of a source by their format, which is plain text where nothing tells it."""
+    """Group the files of a source by format. Files of unknown format are plain text."""
     found: dict[str, list[File]] = {}
     for file in files:
         found.setdefault(format_of(source, file) or "text", []).append(file)
@@ -67,15 +70,14 @@ def _split(reader: Reader, files: list[File]) -> Iterable[list[Part]]:
             return [reader.part(file, damage=damage_of(error), reason="unreadable")]
         return parts
 
-    if type(reader).split is Reader.split:  # opens no file
+    if type(reader).split is Reader.split:  # it opens no file, so threads would not help
         return map(split, files)
     with ThreadPoolExecutor(THREADS) as pool:
         return pool.map(split, files)
 
 
 def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) -> None:
-    """Raise InputError when not one of the files can be read, with the first of each reason, or when the first
-    records of every file lack the text."""
+    """Raise InputError if no file can be read, or if the first records of every file lack the text field."""
     where = f"corpus.sources.{source.name}"
     if parts and all(part.damage for part in parts):
         first = {part.reason: f"{part.name}: {part.damage}" for part in reversed(parts)}
@@ -91,7 +93,7 @@ def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) 
 
 
 def _sample(parts: list[Part], budget: int) -> list[Part]:
-    """Return parts in the order of their hash that fit into the budget; the first one when none does."""
+    """Return the parts that fit in a byte budget, in order of their hash; at least one."""
     chosen, room = list[Part](), budget
     ordered = sorted(parts, key=lambda part: hashlib.blake2b(
         f"{part.name}\0{part.start}".encode("utf-8", "surrogatepass"), digest_size=16
@@ -109,7 +111,7 @@ Item = TypeVar("Item")
 
 
 def in_groups(items: Iterable[Item], limit: int, cost: Callable[[Item], int]) -> Iterator[tuple[Item, ...]]:
-    """Yield items in their order, in groups that cost at most `limit`, or of one item."""
+    """Yield groups of consecutive items whose cost is at most `limit`; a more expensive item is alone in its group."""
     group, total = list[Item](), 0
     for item in items:
         if group and total + cost(item) > limit:

@@ -1,4 +1,4 @@
-"""Records of JSON as documents; whatever is wrong with one costs that one."""
+"""Conversion of JSON records to documents. A problem with a record affects only that record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from bessemer.corpus.document import Document
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import FIELD, text_keys
 
-# a longer record is rejected unread: no model reads one that long, and it must fit in memory
+# Longer records are rejected unread: no model can use one that long, and it must fit in memory
 MAX_RECORD_BYTES = 64 << 20
 MAX_FIELD_CHARACTERS = 200
-MAX_FIELDS = 16  # other fields of a JSONL record that go into `metadata`: so many, each no longer than this
-MAX_DEPTH = 4  # of nested objects whose fields are named in messages
+MAX_FIELDS = 16  # maximum number of other fields that are stored in `metadata`
+MAX_DEPTH = 4  # error messages list the fields of objects up to this nesting
 
 
 def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Document:
-    """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is
-    none. `size` is in bytes, `shown` its source text."""
+    """Convert a JSON value to a document, or to a rejected document with the reason.
+
+    Args:
+        value: The record.
+        key: The key of the document.
+        size: Size of the record in bytes.
+        shown: Text of the record for a rejected document.
+        place: Metadata on the position of the record. Other small fields are added to it.
+        source: The source, whose settings name the fields.
+    """
     if not isinstance(value, dict):
         return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     keys = text_keys(source.text_key)
@@ -32,14 +40,14 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
-            if isinstance(text, str) and source.pair_keys is None:  # JSON within the JSON, or in a column of strings
+            if isinstance(text, str) and source.pair_keys is None:  # the conversation is a string of JSON
                 text = json.loads(text)
             if source.pair_keys is not None:
                 asked = (field_in(value, of) for of in source.pair_keys[:-1])
                 text = pair([None if there is None else there[inner] for there, inner in asked], text)
             rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
             text = conversation(text, rest)
-        except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
+        except (ValueError, TypeError, RecursionError) as error:  # a Parquet date raises TypeError
             said = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
             return Document(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
@@ -55,8 +63,10 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
 
 
 def _joined(values: list[object], source: Source) -> object:
-    """The text of several fields: those of a list, without empty ones, with an empty line between them, or a template filled in;
-    or a value that is no text."""
+    """Join the text of several fields: separated by empty lines, or filled into a template.
+
+    Returns a value that is not text.
+    """
     if isinstance(source.text_key, str):
         strange = [value for value in values if not isinstance(value, str | int | float)]
         return strange[0] if strange else FIELD.sub(lambda _: str(values.pop(0)), source.text_key)
@@ -65,8 +75,10 @@ def _joined(values: list[object], source: Source) -> object:
 
 
 def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
-    """The object that holds a field, and the field's name there: a dot in `key` leads into an object, unless a field
-    bears the whole name. None where there is no such field."""
+    """Return the object that holds a field and the field's name in it; the object is None if there is no such field.
+
+    A dot in `key` descends into an object, unless a field has the whole key as its name.
+    """
     if key in value:
         return value, key
     first, dot, rest = key.partition(".")
@@ -75,7 +87,7 @@ def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, st
 
 
 def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]:
-    """The names under which a recipe can ask for fields, those of nested objects in the place of the objects."""
+    """Yield the names of fields as a recipe writes them, with dotted names for fields of nested objects."""
     for name, value in fields.items():
         if depth > 1 and isinstance(value, dict) and value:
             yield from (f"{name}.{inner}" for inner in named(value, depth - 1))
@@ -84,13 +96,13 @@ def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]
 
 
 def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
-    """That a field or column (`kind`) is missing, which there are, and what to do."""
+    """Return the message for a missing text field or column (`kind`), with the existing ones and advice."""
     fix = '; set text_key to the one of the text (of conversations with format = "chat"), or exclude the file'
     return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
 
 
 def set_label(record: Document, where: str, value: object) -> None:
-    """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
+    """Set the label of a document from a string, an integer or a boolean. The document is rejected for any other value."""
     plain = isinstance(value, str | int)
     label = str(value).strip() if plain else ""
     if label and len(label) <= MAX_FIELD_CHARACTERS and label.isprintable():
@@ -101,7 +113,7 @@ def set_label(record: Document, where: str, value: object) -> None:
 
 
 def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, object]:
-    """The fields worth carrying along: short strings and plain numbers, under names that `place` does not have."""
+    """Return the fields to store as metadata: short strings and numbers whose names are not in `place`."""
     kept: dict[str, object] = {}
     for name, value in fields.items():
         small = isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS

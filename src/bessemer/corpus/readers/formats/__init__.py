@@ -1,4 +1,4 @@
-"""The built-in formats, a class each: format `warc` is `WarcReader` of warc.py, and so on.
+"""The built-in formats, one class each: `WarcReader` in warc.py reads the format `warc`, and so on.
 
-A module here is imported wherever a recipe is validated, so that its imports at the top are light.
+Modules here are imported when a recipe is validated, so their top-level imports must be light.
 """

@@ -1,4 +1,4 @@
-"""Conversations in files of records and in Parquet files (corpus/conversation.py)."""
+"""Conversations in JSONL, JSON and Parquet files (see corpus/conversation.py)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bessemer.corpus.readers.formats.parquet import ParquetReader
 
 
 class ChatReader(JsonlReader, ParquetReader):
-    """Reads records as conversations."""
+    """A reader of records as conversations."""
 
     suffixes = (".jsonl", ".ndjson", ".json", *ParquetReader.suffixes)
     is_compressible = True
     is_guessed = False
 
     def split(self, file: File) -> Iterable[Part]:
-        """Split a file by its format."""
+        """Split a file as Parquet or as JSON, by its name."""
         return (ParquetReader if ParquetReader.matches(file.path) else JsonlReader).split(self, file)
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Read a part by the format of its file."""
+        """Read a part as Parquet or as JSON, by the name of its file."""
         return (ParquetReader if ParquetReader.matches(part.path) else JsonlReader).read(self, part)

@@ -9,11 +9,11 @@ from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.encodings import unicode_of
 from bessemer.corpus.readers.formats.text import TextReader
 
-BINARY_BYTES = 8000  # a file with a NUL among its first bytes is no code; git looks at as many
+BINARY_BYTES = 8000  # a file with a NUL among its first bytes is binary, the same rule as in git
 
 
 class CodeReader(TextReader):
-    """Reads a file as a whole, unless it is binary."""
+    """A reader of whole files of source code. Binary files are rejected."""
 
     suffixes = (
         ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",

@@ -1,4 +1,4 @@
-"""The prose in installed Python packages: descriptions in METADATA, documentation, and the topics of `help()`."""
+"""Prose in installed Python packages: descriptions in METADATA, documentation, and the topics of `help()`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.encodings import decode_text
 from bessemer.corpus.readers.formats.text import TextReader, document_of
 
-TOPICS = "pydoc_data/topics.py"  # the language reference that Python carries for `help()`: a dictionary of texts
+TOPICS = "pydoc_data/topics.py"  # a dictionary with the texts of the language reference, for `help()`
 
 
 class DescriptionsReader(TextReader):
-    """Reads prose of packages; not their .txt files, which are licences, word lists and tables of data."""
+    """A reader of prose in packages. It skips .txt files, which are licences, word lists and tables of data."""
 
     suffixes = ("METADATA", ".rst", ".md", TOPICS)
     is_compressible = False
@@ -26,7 +26,7 @@ class DescriptionsReader(TextReader):
 
     @classmethod
     def matches(cls, path: str) -> bool:
-        """Return whether a file has one of the endings, in the same case."""
+        """Return whether a file has one of the endings, which are case-sensitive."""
         return path.endswith(cls.suffixes)
 
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
@@ -40,7 +40,7 @@ class DescriptionsReader(TextReader):
 
 
 def description(text: str) -> str:
-    """Return the long description of a package METADATA file: the body, or a folded Description header."""
+    """Return the long description in a package's METADATA file: its body, or a folded Description header."""
     message = email.message_from_string(text.replace("\r\n", "\n"))
     first, *folded = message.get("Description", "").split("\n")
     header = "\n".join([first, *(re.sub(r"^(?: {7}\||\t| {1,8})", "", line) for line in folded)])
@@ -48,7 +48,10 @@ def description(text: str) -> str:
 
 
 def topics(code: str) -> dict[str, str]:
-    """Return the texts in pydoc_data/topics.py. The file is parsed as a literal, never run. Raises ValueError for another."""
+    """Return the texts in pydoc_data/topics.py, which is parsed as a literal and never run.
+
+    Raises ValueError for other code.
+    """
     try:
         for statement in ast.parse(code).body:
             if isinstance(statement, ast.Assign) and isinstance(value := ast.literal_eval(statement.value), dict):

@@ -1,4 +1,4 @@
-"""Files of HTML, whose main content is one document each."""
+"""HTML files, of which each becomes one document with its main content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bessemer.corpus.readers.formats.text import TextReader, document_of
 
 
 class HtmlReader(TextReader):
-    """Reads a page as a whole."""
+    """A reader of whole HTML files."""
 
     suffixes = (".html", ".htm", ".xhtml")
     is_web = True

@@ -1,4 +1,4 @@
-"""Files of records: lines of JSON, other JSON, and tables. A record is a document."""
+"""Files of records: JSON lines, other JSON, and tables. Each record is a document."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.storage import filesystem
 
-SAMPLED = 50  # records at the beginning of a file that are looked at
+SAMPLED = 50  # number of records to check at the beginning of a file
 TABLE_SUFFIXES = (".csv", ".tsv")
-MAX_DEPTH = 200  # of values within values
+MAX_DEPTH = 200  # maximum nesting of values
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the beginning of a file shows."""
+    """Findings from the beginning of a file."""
 
-    layout: str = (
-        ""  # "lines" of JSON; "values": an array, or JSON values one after the other; "csv"; "" for an empty file
-    )
-    keys: tuple[str, ...] = ()  # those of text_key that records have
-    missing: str = ""  # which fields there are, where there is none of those
-    reason: str = ""  # why the file cannot be read: a key of reasons.REASONS; "" when it can
+    # "lines" for JSON lines, "values" for an array or consecutive JSON values, "csv" for a table, "" for an empty file
+    layout: str = ""
+    keys: tuple[str, ...] = ()  # keys of `text_key` that records have
+    missing: str = ""  # message with the existing fields if they have none of them
+    reason: str = ""  # reason in reasons.toml why the file cannot be read; "" if it can
     detail: str = ""
 
 
 class JsonlReader(Reader):
-    """Reads byte ranges of plain lines; a compressed file, or one in another layout, as a whole."""
+    """A reader of records. It splits plain JSON lines into byte ranges; compressed files and other layouts are one part."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json", *TABLE_SUFFIXES)
     has_fields = True
     has_encoding = True
 
     def split(self, file: File) -> Iterable[Part]:
-        """Return byte ranges of plain lines of JSON; one part of a compressed file, or of one in another layout."""
+        """Return byte ranges of plain JSON lines; one part for a compressed file or another layout."""
         context, compression, seen = self.context, compression_of(file.path), Look("lines")
         if filesystem.is_remote(file.path):
             context.keys.update(text_keys(context.source.text_key))
-        # A look into each object of a store would take a request.
+        # Checking each object of a store would take a request.
         if not (filesystem.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
-            # Of an error the reader says what is wrong.
+            # The reader reports an error later.
             with suppress(OSError):
                 seen = look(self.head(file), without_compression(file.name), context.source)
                 context.keys.update(seen.keys)
@@ -69,7 +68,7 @@ class JsonlReader(Reader):
         return [self.part(file, size=unpacked_size(file.path, file.size), layout=layout)]
 
     def _ranges(self, file: File) -> Iterator[Part]:
-        """Yield byte ranges; a line belongs to the range in which it begins, so none is searched for here."""
+        """Yield byte ranges. A line belongs to the range in which it begins, so ranges need not end at line ends."""
         length = self.context.part_bytes
         for start in range(0, max(file.size, 1), length):
             end = min(start + length, file.size)
@@ -84,9 +83,9 @@ class JsonlReader(Reader):
                 yield from self._values(file, part)
 
     def _values(self, file: BinaryIO, part: Part) -> Iterator[Document]:
-        """Yield the records of a table, or of JSON that is not lines. Their keys are their numbers in brackets, from 1.
+        """Yield the records of a table or of JSON that is not lines. Their keys are their numbers in brackets, from 1.
 
-        A byte that cannot be decoded costs the record that it is in.
+        A byte that cannot be decoded affects only the record that contains it.
         """
         source, head = self.context.source, self.head(part)
         encoding, undecodable = _encoding(head), ""
@@ -120,7 +119,7 @@ class JsonlReader(Reader):
 
 
 def look(head: bytes, name: str, source: Source) -> Look:
-    """Judge a file by its beginning; `name` is that of the uncompressed file."""
+    """Check the beginning of a file. `name` is the name of the uncompressed file."""
     keys = text_keys(source.text_key)
     text = head.decode(_encoding(head, source.encoding), "replace").lstrip()
     if not text:
@@ -141,7 +140,7 @@ def look(head: bytes, name: str, source: Source) -> Look:
         return Look(reason="wrong_format", detail=f"not JSON: it begins with {text[:40]!r}")
     is_wide = unicode_of(head) not in ("", "utf-8-sig")
     records = list[dict[str, Any]]()
-    with suppress(ValueError):  # where the beginning ends
+    with suppress(ValueError):  # the last record of the beginning may be incomplete
         values = itertools.islice(_json_values(io.BytesIO(text.encode()), "utf-8"), SAMPLED)
         records += (value for value in values if isinstance(value, dict))
     found = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
@@ -153,12 +152,15 @@ def look(head: bytes, name: str, source: Source) -> Look:
 
 
 def _encoding(head: bytes, other: str | None = None) -> str:
-    """Return the encoding of a file by its beginning; `other` where that is not UTF-8. The decoder removes a byte order mark."""
+    """Return the encoding of a file from its beginning: Unicode, or `other` if that is not UTF-8.
+
+    The decoder removes a byte order mark.
+    """
     return unicode_of(head) or (other if other and not is_utf8(head) else "utf-8-sig")
 
 
 def _is_pretty(text: str) -> bool:
-    """Return whether a JSON object takes several lines."""
+    """Return whether a JSON object spans several lines."""
     try:
         return text.partition("\n")[0].strip() == "{" or "\n" in text[: json.JSONDecoder().raw_decode(text)[1]]
     except (ValueError, RecursionError):
@@ -166,12 +168,14 @@ def _is_pretty(text: str) -> bool:
 
 
 def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Document]:
-    """Yield the lines that begin in [start, end) (None: all), decoded one by one, so that a bad byte costs one line.
+    """Yield the lines that begin in [start, end), or to the end of the file if `end` is None.
 
-    Their byte offsets are their keys. Raises OSError when the file cannot be read.
+    Their byte offsets are their keys.
+
+    Lines are decoded separately, so that a bad byte affects only one. Raises OSError if the file cannot be read.
     """
     position = start
-    if position:  # the line that crosses into the range belongs to the range before
+    if position:  # a line that begins before the range belongs to the previous range
         file.seek(position - 1)
         position += _skip_line(file) - 1
     while end is None or position < end:
@@ -189,7 +193,7 @@ def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Itera
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Go to the next line without holding this one; returns the bytes skipped."""
+    """Skip the rest of a line without holding it in memory. Returns the number of bytes skipped."""
     skipped = 0
     while part := file.readline(READ_BYTES):
         skipped += len(part)
@@ -205,20 +209,20 @@ def _json_line(line: bytes, key: str, source: Source) -> Document:
     except UnicodeDecodeError as error:
         return not_utf8(key, line, error)
     try:
-        value = json.loads(shown.rstrip().removesuffix(","))  # as the elements of an array are written, one a line
-    except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
+        value = json.loads(shown.rstrip().removesuffix(","))  # arrays may have one element and a comma per line
+    except (ValueError, RecursionError) as error:  # JSON with thousands of levels raises RecursionError
         return Document(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
 
 
 class _Utf8Stream:
-    """A file as UTF-8 for ijson. num_waiting: bytes read since the last record."""
+    """A binary stream of a file in UTF-8, for ijson. `num_waiting` counts the bytes read since the last record."""
 
     def __init__(self, file: BinaryIO, encoding: str) -> None:
         self.file, self.decoder, self.num_waiting = file, codecs.getincrementaldecoder(encoding)("replace"), 0
 
     def read(self, size: int) -> bytes:
-        """Read on. Raises ValueError for a record that is too long."""
+        """Return the next bytes. Raises ValueError if the record is too long."""
         if self.num_waiting > MAX_RECORD_BYTES:
             raise ValueError(f"a record of more than {MAX_RECORD_BYTES} bytes")
         raw, block = b" ", b""
@@ -230,7 +234,7 @@ class _Utf8Stream:
 
 
 def _json_values(file: BinaryIO, encoding: str) -> Iterator[object]:
-    """Yield the elements of top-level arrays, and other top-level values, in the memory of one. Raises ValueError."""
+    """Yield the elements of top-level arrays and other top-level values, holding one in memory. Raises ValueError."""
     import ijson
 
     stream, builder, depth, in_array = _Utf8Stream(file, encoding), ijson.ObjectBuilder(), 0, False
@@ -252,7 +256,7 @@ def _json_values(file: BinaryIO, encoding: str) -> Iterator[object]:
 
 
 def _json(file: BinaryIO, encoding: str) -> Iterator[tuple[str, object, str]]:
-    """Yield the values of a file of JSON, as text and as they are; damage, which costs what is behind it, as a problem."""
+    """Yield (text, value, problem) for the values of a JSON file. Damage ends the file and is yielded as a problem."""
     number = 0
     try:
         for value in _json_values(file, encoding):

@@ -1,6 +1,6 @@
-"""Dumps of wikis in MediaWiki's XML: an article is a document. Pages by lxml, wikitext by mwparserfromhell.
+"""Wiki dumps in MediaWiki's XML, one document per article. lxml parses pages, mwparserfromhell wikitext.
 
-Each page is parsed by itself, so a damaged one costs no other. Entities are never expanded.
+Each page is parsed separately, so that a damaged page affects no other. Entities are never expanded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bessemer.storage import filesystem
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-# How Wikipedia names its dumps, and parts of a dump, after the pages they hold.
+# File names of Wikipedia's dumps and of parts of a dump
 DUMP = re.compile(
     r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$|\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?$", re.IGNORECASE
 )
 _REDIRECT = re.compile(r"\s*#(?:redirect|[^\W\d_]{4,30}\s*:?\s*\[\[[^\]\n]{1,300}\]\]\s*$)", re.IGNORECASE)
 _ROOT, _PAGE, _PAGE_END = b"<mediawiki", b"<page>", b"</page>"
 _REVISION = "revision[last()]"
-_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)<')  # of files and of categories
+_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)<')  # namespaces of files and categories
 
 
 class MediawikiReader(Reader):
-    """Reads a dump from its beginning to its end."""
+    """A reader of MediaWiki dumps from beginning to end."""
 
     suffixes = (".xml",)
     may_hang = True
@@ -44,7 +44,7 @@ class MediawikiReader(Reader):
 
     @classmethod
     def recognises(cls, file: File) -> bool:
-        """Return whether a file is named as a dump, or begins as one; other XML is not read."""
+        """Return whether a file is a dump, by its name or its beginning. Other XML is not read."""
         if DUMP.search(without_compression(file.path)):
             return True
         if super().recognises(file) and not filesystem.is_remote(file.path):
@@ -53,21 +53,21 @@ class MediawikiReader(Reader):
         return False
 
     def split(self, file: File) -> Iterable[Part]:
-        """Return one part, the dump; where a sample is read its beginning."""
+        """Return one part: the dump, or its beginning when a sample is read."""
         return [self._stream(file)]
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the articles."""
-        # Marks and boxes take half of an article, seldom three quarters.
+        # Markup and boxes take about half of an article's source, rarely three quarters.
         limit = 4 * self.context.corpus.rules.max_characters
         with self.open(part) as file:
             yield from read_dump(file, part.end, limit)
 
 
 def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[Document]:
-    """Yield the pages that end before byte `end` of the dump (None: all): articles, and rejected pages.
+    """Yield the articles, and rejected pages, that end before byte `end` of the dump, or all if `end` is None.
 
-    Wikitext of more than `max_characters` is not parsed. Raises OSError when the file cannot be read.
+    Wikitext of more than `max_characters` is not parsed. Raises OSError if the file cannot be read.
     """
     from lxml import etree
 
@@ -97,9 +97,9 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the bytes up to the end of each page, or as many as a record may have, then the rest."""
+    """Yield the bytes up to the end of each page, then the rest. A piece has at most about MAX_RECORD_BYTES."""
     buffer, searched = bytearray(), 0
-    while block := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # what there is before damage
+    while block := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # read1 returns the data before a damage
         buffer += block
         while (end := buffer.find(_PAGE_END, searched)) >= 0 or len(buffer) > MAX_RECORD_BYTES:
             end = end + len(_PAGE_END) if end >= 0 else len(buffer)
@@ -111,7 +111,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _article(key: str, page: _Element, size: int, max_characters: int, prefixes: Collection[str]) -> Document:
-    """Return a page as an article, or with the reason why it is none. Of a page with its history the last revision stays."""
+    """Convert the last revision of a page to a document, or to a rejected one if it is not an article."""
     from bessemer.corpus.extract.wikitext import plain_text
 
     def text_of(path: str) -> str:

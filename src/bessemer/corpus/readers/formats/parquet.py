@@ -1,4 +1,4 @@
-"""Parquet files: a row is a document, a row group a part. Whatever is wrong with a row costs that one."""
+"""Parquet files: a row is a document, and a row group a part. A problem with a row affects only that row."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bessemer.recipe.corpus import text_keys
 from bessemer.run_tasks.task import require
 from bessemer.storage import filesystem
 
-BATCH_BYTES = 16 << 20  # of a row group, read at a time
-TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # of Arrow
+BATCH_BYTES = 16 << 20  # size of the rows to read at a time
+TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # Arrow types of text
 
 
 class ParquetReader(Reader):
-    """Reads row groups."""
+    """A reader of row groups of Parquet files."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
-    is_compressible = False  # it compresses by itself
+    is_compressible = False  # the format has its own compression
     has_fields = True
     has_encoding = True
 
     def split(self, file: File) -> Iterable[Part]:
-        """Return a part for each row group, or one that says why the file cannot be read."""
+        """Return one part per row group, or one part with the reason why the file cannot be read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -51,7 +51,7 @@ class ParquetReader(Reader):
         return [self.part(file, number, number + 1, group.total_byte_size) for number, group in enumerate(groups)]
 
     def _judge(self, schema: Any) -> tuple[str, str]:
-        """Return why a file with these columns cannot be read, as a reason and a detail; "" where it can."""
+        """Return the reason and detail why a file with this schema cannot be read; two empty strings if it can."""
         source, keys, leaves = self.context.source, text_keys(self.context.source.text_key), [*_leaves(schema)]
         types = {field.name: field.type for field in (*leaves, *schema)}
         names = [field.name for field in leaves]
@@ -69,9 +69,9 @@ class ParquetReader(Reader):
         return "", ""
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the rows of a row group. Rows behind damage are unreadable records.
+        """Yield the rows of a row group. Rows after a damage become rejected documents.
 
-        Rows are read a few at a time: Arrow cannot build a nested column of over 2 GiB at once.
+        Rows are read in small batches, because Arrow cannot build a nested column of over 2 GiB at once.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -89,7 +89,7 @@ class ParquetReader(Reader):
                     for record in self._records(batch, number, row):
                         yield record
                         row += 1
-        except (pa.ArrowException, OSError) as error:  # OSError: Arrow's too for bytes that cannot be decompressed
+        except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for bytes that cannot be decompressed
             if num_rows is None:
                 raise OSError(f"damaged row group {number}: {error}"[:300]) from error
             detail = f"damaged row group {number} of {num_rows} rows: {error}"[:300]
@@ -100,13 +100,13 @@ class ParquetReader(Reader):
         require(row == num_rows, f"row group {number} has {num_rows} rows, but {row} were read")
 
     def _records(self, batch: Any, number: int, first: int) -> Iterator[Document]:
-        """Yield the rows of a batch. Raises pa.ArrowException for values that are damaged."""
+        """Yield the rows of a batch as documents. Raises pa.ArrowException for damaged values."""
         import pyarrow as pa
 
         source = self.context.source
         text_key = None if source.format == "chat" or source.joins_fields else text_keys(source.text_key)[0]
         in_json = [one.name for one in batch.schema if getattr(one.type, "extension_name", "") == "arrow.json"]
-        if text_key is not None:  # other columns are not kept
+        if text_key is not None:  # other columns do not become metadata
             names = dict.fromkeys((text_key, source.label_key or text_key))
             batch = pa.RecordBatch.from_pydict({name: _column(batch, name) for name in names})
         for at in range(batch.num_rows):
@@ -130,7 +130,7 @@ class ParquetReader(Reader):
 
 
 def _place(file: File | Part, stream: BinaryIO) -> Any:
-    """Return what Arrow reads a file from: its path, which Arrow maps, or the stream of a store."""
+    """Return the argument for Arrow to read a file: a local path, which Arrow maps, or the stream of a remote file."""
     if not filesystem.is_remote(file.path):
         return file.path
     stream.seek(0)
@@ -138,14 +138,14 @@ def _place(file: File | Part, stream: BinaryIO) -> Any:
 
 
 def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
-    """Yield columns, those within structs by their dotted names."""
+    """Yield the columns of a schema. Fields of structs have dotted names."""
     for field in fields:
-        inner = field.flatten()  # the field itself, where it is no struct
+        inner = field.flatten()  # returns the field itself if it is not a struct
         yield from _leaves(inner) if inner[0].name != field.name else inner
 
 
 def _column(batch: Any, key: str) -> Any:
-    """Return a column, which may be within structs; strings as bytes, one of which may not be UTF-8."""
+    """Return a column, which may be a field of a struct. Strings become bytes, because some may not be valid UTF-8."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -156,7 +156,7 @@ def _column(batch: Any, key: str) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """Return the type of the values of a dictionary or an extension."""
+    """Return the value type of a dictionary or extension type."""
     kind = getattr(kind, "storage_type", kind)
     return kind.value_type if str(kind).startswith("dictionary") else kind
 
@@ -170,7 +170,7 @@ def _decoded(row: dict[str, Any], encoding: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the fields that a struct has only because other rows have them."""
+    """Remove null fields from structs, which have them only because other rows have these fields."""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value

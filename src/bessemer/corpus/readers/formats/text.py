@@ -1,4 +1,4 @@
-"""Files of text, one document each."""
+"""Text files, one document each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bessemer.corpus.readers.records import MAX_RECORD_BYTES
 
 
 class TextReader(Reader):
-    """Reads a file as a whole."""
+    """A reader of whole text files."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt", ".text", ".md", ".markdown", ".rst")
     has_encoding = True
     is_one_document = True
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the document, with the reason where it is too long or binary."""
+        """Yield the file as a document. Files that are too long or binary are rejected."""
         limit = self._max_bytes()
         with self.open(part) as file:
             raw = file.read(limit + 1)
@@ -33,7 +33,7 @@ class TextReader(Reader):
             yield from self._documents(raw, part)
 
     def _max_bytes(self) -> int:
-        # A character takes at most 4 bytes: with more than this no file could pass the rule on its length.
+        # A character has at most 4 bytes, so the rule on length would reject any longer file.
         return max(MAX_RECORD_BYTES, 4 * self.context.corpus.rules.max_characters)
 
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
@@ -41,15 +41,15 @@ class TextReader(Reader):
 
 
 def document_of(raw: bytes, extract: Callable[[], str]) -> Document:
-    """Return a whole file as one document of the extracted text."""
+    """Return a whole file as one document with the text that `extract` returns, or rejected with its exception."""
     try:
         return Document("", len(raw), extract())
     except UnicodeDecodeError as error:
         return not_utf8("", raw, error)
-    except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
+    except Exception as error:  # parsers may fail on arbitrary data in any way, which must affect only this document
         return Document("", len(raw), reason="bad_record", detail=failure(error))
 
 
 def failure(error: Exception) -> str:
-    """Return why a parser gave no text."""
+    """Return the reason why a parser failed."""
     return str(error) if isinstance(error, NotText) else f"{type(error).__name__}: {error}"[:300]

@@ -1,9 +1,9 @@
-"""HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500), read by fastwarc.
+"""HTML pages in response records of crawl archives (WARC 1.0 and 1.1, ISO 28500), read by fastwarc.
 
-Reading ends at the first damage of a file: what is behind it is one rejected record that names the place and the bytes lost.
+Reading ends at the first damage in a file. The rest is one rejected document with the position and the bytes lost.
 
-A document's key is the byte offset of its record in the archive (of its member in a compressed one, as in Common Crawl's index),
-with "+N" for the Nth further record at the same offset.
+The key of a document is the byte offset of its record in the archive (in a compressed archive that of the member, as in
+Common Crawl's index), plus "+N" for the Nth further record at the same offset.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from bessemer.recipe import Extract
 from bessemer.storage import filesystem
 
 ARC = "an ARC file, which WARC has replaced: convert it, e.g. warcio recompress FILE.arc.gz FILE.warc.gz"
-MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
-MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
-PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
+MAX_BLOCK_BYTES = 64 << 20  # longer records are not read into memory
+MAX_FIELD_CHARACTERS = 2000  # maximum length of a header in `metadata`
+# Types of records that hold pages; `conversion` is extracted text (WET files)
+PAGES = ("response", "resource", "conversion")
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 CUT_BODY, CUT_CHUNKS, CUT_CODING = "body cut short", "chunked body cut short or damaged", "compressed body damaged"
 GZIP = b"\x1f\x8b\x08"
@@ -34,7 +35,7 @@ Coding = Literal["none", "transfer", "content"]
 CODINGS: tuple[tuple[Coding, str, str], ...] = (
     ("transfer", "Transfer-Encoding", CUT_CHUNKS), ("content", "Content-Encoding", CUT_CODING),
 )  # fmt: skip
-STEP_BYTES = 64  # of a damaged body that are decoded at a time, so that little before the damage is lost
+STEP_BYTES = 64  # decode a damaged body in small steps, to lose little before the damage
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s{0,999}<")
@@ -42,14 +43,14 @@ _UNNAMED_CODING = re.compile(rb"\x1f\x8b\x08|[0-9a-f]{1,8}[ \t]{0,9}(;[^\r\n]{0,
 
 
 class WarcReader(Reader):
-    """Reads an archive from its beginning to its end."""
+    """A reader of WARC archives from beginning to end."""
 
     suffixes = (".warc", ".wet", ".arc")
     is_web = True
     may_hang = True
 
     def split(self, file: File) -> Iterable[Part]:
-        """Return one part, the archive; where a sample is read its beginning."""
+        """Return one part: the archive, or its beginning when a sample is read."""
         if without_compression(file.path).lower().endswith(".arc"):
             return [self.part(file, damage=ARC, reason="wrong_format")]
         return [self._stream(file)]
@@ -64,10 +65,11 @@ class WarcReader(Reader):
 def read_archive(
     file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents of the records in about the first `end` bytes of the unpacked archive (None: all).
+    """Yield the documents of the records in about the first `end` bytes of the decompressed archive, or of all if None.
 
-    Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text are rejected. A record is
-    good once the next one begins where it ends: damage costs the record before it as well. OSError when unreadable.
+    Records of types other than PAGES are counted by type in `passed_over`. Pages without text are rejected. A record is valid
+    only if the next one begins where it ends, so damage also loses the record before it. Raises OSError if the file cannot be
+    read.
     """
     from fastwarc.warc import ArchiveIterator
 
@@ -96,7 +98,7 @@ def read_archive(
             if waiting is None:
                 passed_over[kind] += 1
     except OSError as error:
-        if error.errno is not None:  # of reading the file itself
+        if error.errno is not None:  # an error of the disk, not of the archive
             raise
         lost = size - position
         detail = f"{str(error)[:100]}: {lost} of {size} bytes, from {position} on, were not read"
@@ -106,7 +108,7 @@ def read_archive(
 
 
 def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Document | None:
-    """A page as a document, or with the reason why it is none; None for a record of another type. Raises Damaged."""
+    """Convert a page to a document, or to a rejected one; None for a record of another type. Raises Damaged."""
     if not (archived.headers.get("Content-Length") or "").strip().isdecimal():
         raise Damaged("a record without Content-Length")
     length = archived.content_length
@@ -124,13 +126,13 @@ def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Docume
         _fill(record, archived.headers, block, settings)
     except UnicodeDecodeError as error:
         record.reject("not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}")
-    except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
+    except Exception as error:  # parsers may fail on arbitrary data in any way, which must affect only this document
         record.reject("bad_record", failure(error))
     return record
 
 
 def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> None:
-    """Fill in a document from a response, or the reason why it is none."""
+    """Set the text of a document from an HTTP response, or reject it."""
     for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
         if value := headers.get(header):
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
@@ -164,7 +166,7 @@ def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> No
 
 
 def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: Extract) -> None:
-    """Fill in a document from a page that was archived without HTTP, or from text that was taken out of one."""
+    """Set the text of a document from a page that was archived without HTTP headers, or from extracted text."""
     media_type, _, parameters = content_type.partition(";")
     charset = parameters.partition("charset=")[2].strip(" \"'") or None
     media_type = media_type.strip().lower()
@@ -177,22 +179,23 @@ def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: 
 
 
 def _parse_http(block: bytes, coding: Coding) -> Any:
-    """A response whose reader removes the transfer or content codings of the body. Raises OSError."""
+    """Return a response whose reader decodes the transfer or content codings of the body. Raises OSError."""
     from fastwarc.warc import ArchiveIterator
 
     header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\n"
     header += b"Content-Length: %d\r\n\r\n" % len(block)
-    # A record of an iterator is decoded as it is read; one of bytes at once, which a bomb would fill the memory with.
+    # A record from an iterator is decoded while it is read. One made from bytes would be decoded at once, and a compression
+    # bomb would fill the memory.
     response = next(iter(ArchiveIterator(io.BytesIO(header + block), parse_http=False)))
     response.parse_http(auto_decode=coding, quirks_mode=True)
     return response
 
 
 def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
-    """Return at most `limit` + 1 bytes of the body of a response without its codings, and what is wrong with it ("" for nothing).
+    """Return at most `limit` + 1 bytes of a response's decoded body, and a description of damage or "".
 
-    Crawlers store decoded bodies with the headers of codings: one that a body does not have is skipped where the body is markup.
-    What comes before damage is kept. Raises NotText.
+    Crawlers store decoded bodies with the headers of their codings, so a coding that does not fit is skipped if the body is
+    markup. Content before a damage is kept. Raises NotText.
     """
     found = _BLANK_LINE.search(block)
     start = found.end() if found else len(block)
@@ -216,9 +219,9 @@ def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
 
 
 def _read_body(block: bytes, coding: Coding, limit: int) -> tuple[bytes, str]:
-    """Read a body without one kind of codings up to about `limit` bytes; with the error that ended it, if any."""
+    """Decode one kind of codings of a body up to about `limit` bytes. Returns the body and the error that ended it, or ""."""
     body, problem = bytearray(), ""
-    for step in (limit + 1, STEP_BYTES):  # again in steps where it is damaged: a step with an error yields nothing
+    for step in (limit + 1, STEP_BYTES):  # an error loses the whole step, so retry in small ones
         body.clear()
         try:
             reader = _parse_http(block, coding).reader
@@ -231,7 +234,7 @@ def _read_body(block: bytes, coding: Coding, limit: int) -> tuple[bytes, str]:
 
 
 def _whole_characters(raw: bytes) -> bytes:
-    """A body that was cut, without half a character of UTF-8 at its end."""
+    """Remove an incomplete UTF-8 character at the end of a truncated body."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:
