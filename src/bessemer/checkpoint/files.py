@@ -23,10 +23,7 @@ DTYPES = {
     "torch.int16": "I16", "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2", "torch.int8": "I8",
     "torch.uint8": "U8", "torch.bool": "BOOL",
 }  # fmt: skip
-"""torch's dtypes and their safetensors names, in the order in which the library writes tensors.
-
-The order aligns each tensor in a file.
-"""
+"""torch's dtypes and their safetensors names, in the order that aligns each tensor in a file."""
 
 _ORDER = {name: number for number, name in enumerate(DTYPES.values())}
 # Types that numpy lacks, with the exponent bits that are all set in a value that is not finite.

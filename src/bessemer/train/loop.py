@@ -1,4 +1,4 @@
-"""The training loop, and the training of a run on this process. train/setup.py builds the parts that work together here."""
+"""The training loop, and the training of a run on this process. train/setup.py builds its parts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,20 @@ from bessemer.train.validation import Validation, log_writing, validate
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; weights: their hash; peak_memory, planned_memory: bytes;
-    recomputed: blocks."""
+    """The result of a training.
+
+    Attributes:
+        step: The last step.
+        resumed_at: The step of the checkpoint that it resumed from; 0 for a fresh start.
+        bits_per_byte: The last held-out score of a causal model.
+        accuracy: The last held-out accuracy of other models.
+        skipped: The number of updates that the guard skipped.
+        weights: The hash of the weights.
+        rescaled: The number of steps dropped because fp16's loss scale was too large.
+        peak_memory: The measured peak of the process that used the most, in bytes.
+        planned_memory: The planned peak in bytes.
+        recomputed: The number of blocks that each process recomputes.
+    """
 
     step: int
     resumed_at: int
@@ -61,19 +72,19 @@ def train_here(
     observe: Observer | None = None, score_tasks: TaskScorer | None = None, started: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainSummary:  # fmt: skip
-    """Train a run as one process of the mesh. Collective.
+    """Train a run as one process of the mesh. All ranks must call it.
 
     Args:
-        spec: The run, the same on every process.
+        spec: The run, equal on every process.
         run: Its directory.
-        device: Device of this process.
-        mesh: The processes.
-        heartbeat: Signs of life, for the watchdog.
+        device: The device of this process.
+        mesh: The mesh of processes.
+        heartbeat: The heartbeat of this process, which the watchdog checks.
         profile: Profile a few steps into profile/.
-        observe: Wraps the iterator of batches; takes the place of the profiler.
+        observe: Wraps the iterator of batches, instead of the profiler.
         score_tasks: Scores the model on tasks after each validation.
-        started: Start of the training by perf_counter; None means now.
-        callbacks: Called after those of the recipe.
+        started: The start of the training by perf_counter; None means now.
+        callbacks: Callbacks that are called after those of the recipe.
     """
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
@@ -81,9 +92,10 @@ def train_here(
         raise InputError(f"{store.folder}: the token shards have changed since the run was planned; put them back")
     if mesh.is_main:
         store.verify()
-    store.is_verified = True  # by the main process for all
+    store.is_verified = True  # the main process has verified it for all
     _prepare_device(spec.recipe, run, device, mesh)
-    spec = spec.with_base(base_bytes(spec.recipe.train, device))  # the process that planned held more or less
+    # The planning process may have held more or less memory than this one.
+    spec = spec.with_base(base_bytes(spec.recipe.train, device))
     profiler = None
     if profile and mesh.is_main:
         done = spec.start.step if isinstance(spec.start, Resume) else 0
@@ -101,15 +113,15 @@ def train_here(
 
 
 def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
-    """Set the kernels, print the precision, and start to measure this training's memory."""
+    """Set the kernels, print the precision, and start to measure the memory of this training."""
     devices.set_deterministic(device)
-    # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.
+    # Training does not draw from this generator. The seed makes its state in a checkpoint equal in every run.
     torch.manual_seed(recipe.run.seed)
     if mesh.is_main and read_json_or_none(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
     if not device.is_cuda:
-        # Memory freed by measurements and earlier stages must not count as this training's base.
+        # Memory freed by measurements and earlier stages must not count as part of this training.
         devices.freeze_loaded()
         devices.release_unused(device)
         devices.keep_freed_memory()
@@ -119,7 +131,7 @@ def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, m
 def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
     """Train from the start state to the last step, on every process of the mesh.
 
-    Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
+    Raises Stopped after a stop signal to any process, with everything saved, and BessemerError if the guard stops the run.
     """
     trainer, stream, saver, log = training.trainer, training.stream, training.saver, training.log
     rates, state, scores = training.rates, training.start_state, None
@@ -165,7 +177,10 @@ def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
 
 
 def _starts_with_validation(training: Training, state: TrainState) -> bool:
-    """True where the first step follows a validation: of the weights as they came, or one that a stop cut short. Collective."""
+    """Return True if a validation precedes the first step: of imported weights, or one that a stop interrupted.
+
+    All ranks must call it.
+    """
     if not state.step:
         return isinstance(training.spec.origin, Import)
     is_missing = training.trainer.mesh.any(training.log.lacks("validation", state.step))
@@ -173,7 +188,7 @@ def _starts_with_validation(training: Training, state: TrainState) -> bool:
 
 
 def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError, callbacks: Callbacks) -> NoReturn:
-    """Save, and raise Stopped, or the error of a callback. Collective."""
+    """Save, and raise Stopped or the error of a callback. All ranks must call it."""
     if state.step:
         _save_last(training, state, callbacks)
     training.clock.write(state.step, str(stopped_by))
@@ -187,7 +202,7 @@ def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError
 def _log_and_validate(
     training: Training, step: CompletedStep, stop: StopSignal, callbacks: Callbacks
 ) -> Validation | None:
-    """Log and validate, each where it is due. Returns the scores of a validation."""
+    """Log and validate if they are due. Returns the scores of a validation, else None."""
     state = step.state
     if state.step % training.recipe.train.log_every == 0 or state.step == training.steps:
         line = _train_line(training, step)
@@ -197,7 +212,7 @@ def _log_and_validate(
 
 
 def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
-    """The values of a "train" line of metrics.jsonl. Collective."""
+    """Return the values of a "train" line of metrics.jsonl. All ranks must call it."""
     device, sizes, state, stats = training.trainer.device, training.stream.sizes, step.state, step.stats
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
     numbers: dict[str, object] = {
@@ -220,10 +235,13 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
 
 
 def _validate(training: Training, state: TrainState, stop: StopSignal, callbacks: Callbacks) -> Validation | None:
-    """Score the held-out text, and log the scores, a sample and tasks; None where a stop cuts that short. Collective."""
+    """Score the held-out text, and log the scores, a sample and tasks. Returns None if a stop interrupts that.
+
+    All ranks must call it.
+    """
     started, trainer = perf_counter(), training.trainer
     with training.timing("validation"), suppress(Abandoned):
-        release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
+        release_unused(trainer.device)  # the tensors of a validation do not fit into the heap's holes left by a step
         with trainer.averaged():
             scores = validate(trainer, training.held_out, stop.abandon)
             log_writing(training, state, partial(stop.abandon, is_alone=True))
@@ -238,7 +256,10 @@ def _validate(training: Training, state: TrainState, stop: StopSignal, callbacks
 
 
 def _save_last(training: Training, state: TrainState, callbacks: Callbacks) -> None:
-    """Save before the training ends, unless its state is on disk; after the last step log what the whole took. Collective."""
+    """Save before the training ends, unless the state is on disk. After the last step, log the total time and memory.
+
+    All ranks must call it.
+    """
     trainer, resumed_at = training.trainer, training.start_state.step
     if state.step == resumed_at > 0:
         return
@@ -256,7 +277,7 @@ def _save_last(training: Training, state: TrainState, callbacks: Callbacks) -> N
 
 
 def _finish(training: Training, state: TrainState, scores: Validation | None, callbacks: Callbacks) -> TrainSummary:
-    """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
+    """Save the last checkpoint, log times and memory, and write the mixture audit."""
     trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
     _save_last(training, state, callbacks)
     training.clock.write(state.step, is_finished=state.step == training.steps)

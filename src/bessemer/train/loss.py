@@ -19,8 +19,12 @@ from bessemer.model.kernels import linear_kernel, runs_bf16
 
 @dataclass(frozen=True)
 class Loss:
-    """total: differentiable sum over the valid targets, with the z-loss; nats_N: each token's cross-entropy without it, 0
-    without a target, detached."""
+    """The loss of the tokens of a micro-batch.
+
+    Attributes:
+        total: The differentiable sum over the valid targets, with the z-loss.
+        nats_N: The detached cross-entropy of each token without the z-loss; 0 without a target.
+    """
 
     total: Tensor
     nats_N: Tensor
@@ -30,19 +34,26 @@ def chunked_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, bias_V: Tensor | None = None, chunk: int,
     z_loss: float = 0.0, soft_cap: float | None = None, vocabulary: VocabularyShard | None = None,
 ) -> Loss:  # fmt: skip
-    """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
+    """Return the cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
 
-    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache. Their gradient is computed in the same
-    pass, in place of the logits, and propagated to `hidden`, `head` and `bias`, so that the backward pass recomputes nothing.
-    Sums are in fp32 (fp64 for fp64).
-    On a CPU tokens without a target are removed before the matmul.
+    Logits exist for `chunk` tokens at a time, and on a CPU for no more than fit its cache. Their gradient is computed in the
+    same pass, in place of the logits, and propagated to `hidden`, `head` and `bias`, so that the backward pass recomputes
+    nothing. Sums are in fp32 (fp64 for fp64). On a CPU, tokens without a target are removed before the matmul.
 
-    z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). soft_cap c bounds the logits to
-    c * tanh(logits / c) (Gemma Team 2024, section 2).
-
-    vocabulary: `head` and `bias` are the rows of this shard, and the other ranks of its group call this with the same tokens.
-    Logits stay sharded; per chunk a maximum and a sum of one and two numbers a token are all-reduced. The loss and the gradients
-    of `head` and `bias` are whole on every rank, that of `hidden` is a partial sum (Shoeybi et al. 2019, section 3).
+    Args:
+        hidden_ND: The final hidden states.
+        head_VD: The weight of the head.
+        targets_N: The target ids; negative for none.
+        bias_V: The bias of the head.
+        chunk: The largest number of tokens whose logits exist at a time.
+        z_loss: The weight of the squared log partition function (Chowdhery et al. 2022, section 5).
+        soft_cap: The bound c of the logits, c * tanh(logits / c) (Gemma Team 2024, section 2).
+        vocabulary: The vocabulary shard whose rows `head` and `bias` hold. The other ranks of its group call this function with
+            the
+            same tokens. Logits stay sharded; per chunk, a maximum and a sum of one and two numbers per token are all-reduced.
+                The
+            loss and the gradients of `head` and `bias` are complete on every rank, and that of `hidden` is a partial sum
+            (Shoeybi et al. 2019, section 3).
     """
     rows, valid_N = None, targets_N
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
@@ -74,14 +85,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             hidden_grad = torch.empty_like(hidden_ND) if needs_hidden else None
             head_grad = None
             bias_grad = torch.zeros(rows, dtype=wide, device=device) if needs_bias else None
-            # The same chunks on every rank.
+            # Every rank must use the same chunks.
             max_rows = rows if vocabulary is None else vocabulary.max_size
             chunk = loss_chunk(max_chunk, max_rows, device.type != "cpu")
             narrow = bias is None and not soft_cap and vocabulary is None and runs_bf16(hidden_ND)
             if narrow:
                 from bessemer.model import bf16
 
-                # In the same memory: 2 bytes a logit instead of 8, so that the head's gradient is summed less often.
+                # Logits take 2 bytes instead of 8, so larger chunks fit the same memory and sum the head's gradient less often.
                 chunk = min(max_chunk, 4 * chunk)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
@@ -122,7 +133,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        # A pipeline that splits its backward pass runs this twice: only the last time may overwrite the saved gradients.
+        # A pipeline that splits its backward pass runs this twice. Only the last run may overwrite the saved gradients.
         runs_again = torch._C._autograd._get_current_graph_task_keep_graph()
         hidden, head, bias = ctx.saved_tensors
         if head is not None and not runs_again and casts.collect(ctx.head_VD, head, scale):
@@ -135,7 +146,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
-    """Cap the logits in place; returns the derivative, 1 - tanh(logits / cap)^2."""
+    """Cap the logits in place, and return the derivative, 1 - tanh(logits / cap)^2."""
     logits_CV.div_(soft_cap).tanh_()
     slope_CV = torch.mul(logits_CV, logits_CV).neg_().add_(1.0)
     logits_CV.mul_(soft_cap)
@@ -145,7 +156,7 @@ def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
 def _to_gradient(
     logits_CV: Tensor, targets_C: Tensor, z_loss: float, shard: VocabularyShard | None, has_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """Turn a chunk's logits into the gradient of the loss with respect to them, in place, with one exponential an element.
+    """Turn a chunk's logits into the gradient of the loss with respect to them, in place, with one exponential per element.
 
     Returns each token's cross-entropy and its z-loss, both 0 without a target.
     """
@@ -167,7 +178,7 @@ def _to_gradient(
     if z_loss:
         extra_C += torch.where(counts_C, z_loss * log_sum_C.square(), 0.0)
     if has_grad:
-        # d/dlogits of log_sum is the softmax; rows without a target become 0.
+        # The derivative of log_sum is the softmax. Rows without a target become 0.
         scale_C = (1.0 + 2.0 * z_loss * log_sum_C) / sums_C
         logits_CV.mul_(torch.where(counts_C, scale_C, 0.0)[:, None])
         logits_CV.scatter_add_(1, target_C1, -local_C.to(logits_CV.dtype)[:, None])
@@ -175,7 +186,7 @@ def _to_gradient(
 
 
 def _add_matmul(total_VD: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, *, first: bool) -> None:
-    """total += gradient.T @ hidden, or = when `first`, summed in the total's dtype."""
+    """Add gradient.T @ hidden to `total_VD`, or overwrite it if `first`, in the dtype of the total."""
     if total_VD.dtype != gradient_CV.dtype:
         product = gradient_CV.T @ hidden_CD
         total_VD.copy_(product) if first else total_VD.add_(product)

@@ -1,4 +1,4 @@
-"""The metrics of a training: metrics.jsonl and TensorBoard event files, and the speed of its steps."""
+"""The metrics of a training: metrics.jsonl, TensorBoard event files, and the speed of its steps."""
 
 from __future__ import annotations
 
@@ -27,18 +27,27 @@ EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl and, with report.tensorboard, to an event file, and reports to trackers; only on rank 0.
+    """The log of a run's metrics: metrics.jsonl, trackers and, with report.tensorboard, an event file. Only rank 0 writes.
 
-    A resumed run removes the lines after its checkpoint, so that every step is logged once. The lines that a rollback undid move
-    to forks.jsonl.
+    A resumed run removes the lines after its checkpoint, so that every step is logged once. The lines that a rollback undid are
+    moved to forks.jsonl.
     """
 
     def __init__(
         self, run: RunDirectory, rows: Sequence[dict[str, Any]], resumed_at: int, tensorboard: bool, rollbacks: int = 0, *,
         writes: bool = True, trackers: Sequence[Tracker] = (),
     ) -> None:  # fmt: skip
-        """rows: of metrics.jsonl as it is; rollbacks: how many the run has had, the last of which may not be logged yet; writes:
-        on rank 0."""
+        """Open the log at the step where the training starts.
+
+        Args:
+            run: The run directory.
+            rows: The current rows of metrics.jsonl.
+            resumed_at: The step of the checkpoint; 0 for a fresh start.
+            tensorboard: Write an event file too.
+            rollbacks: The number of rollbacks so far, the last of which may not be logged yet.
+            writes: True on rank 0.
+            trackers: Experiment trackers to report to.
+        """
         self._trackers = trackers
         self._run, self._writes, self._files = run, writes, ExitStack()
         self._events: EventFile | None = None
@@ -75,7 +84,7 @@ class MetricsLog:
             tracker.log(step, scalars)
 
     def lacks(self, kind: str, step: int) -> bool:
-        """True on rank 0 where no line of this kind was logged for this step before the training started."""
+        """Return True on rank 0 if this kind of line was not logged for this step before the training started."""
         return self._writes and (kind, step) not in self._before
 
     def roll_back(self, number: int, step: int) -> None:
@@ -96,14 +105,17 @@ class MetricsLog:
 
 
 def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
-    """Remove the lines after `step`, and a torn last line. A fresh start validates at step 0 again."""
+    """Remove the lines after `step`, and a torn last line.
+
+    For step 0, all lines are removed, since a fresh start validates at step 0 again.
+    """
     kept = [row for row in rows if step and row.get("step", 0) <= step]
     if len(kept) != len(rows) or is_torn(path):
         write_atomic(path, b"".join(map(json_line, kept)))
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers by TensorBoard tag: kind/name, or kind/name/key."""
+    """Yield numbers by TensorBoard tag: kind/name, or kind/name/key."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _scalars(f"{name}/{key}", value)
@@ -118,10 +130,10 @@ def _finite(value: Any) -> Any:
 
 
 class EventFile:
-    """A new TensorBoard event file, appended to like other logs.
+    """A new TensorBoard event file, to which events are appended directly.
 
-    torch's SummaryWriter passes events to a thread, which dies with a traceback when the disk is full and takes the training
-    with it. resumed_at: TensorBoard drops events of later steps in older files.
+    torch's SummaryWriter passes events to a thread, which dies with a traceback when the disk is full and ends the training.
+    After `resumed_at`, TensorBoard drops the events of later steps in older files.
     """
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
@@ -132,11 +144,11 @@ class EventFile:
             self.restart(resumed_at)
 
     def restart(self, step: int) -> None:
-        """Let TensorBoard drop events after `step`."""
+        """Make TensorBoard drop the events after `step`."""
         self._append(Event(wall_time=time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, scalars: dict[str, float], seconds: float) -> None:
-        """Write the scalars of a step. seconds: wall time since the epoch."""
+        """Write the scalars of a step, with the wall time in seconds since the epoch."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._append(Event(wall_time=seconds, step=step, summary=Summary(value=values)))
 
@@ -145,7 +157,10 @@ class EventFile:
 
 
 def record(data: bytes) -> bytes:
-    """A TFRecord: the length, its masked CRC-32C, the data, its masked CRC-32C. TensorBoard's own writer loads its plugins."""
+    """Encode a TFRecord: the length, its masked CRC-32C, the data, its masked CRC-32C.
+
+    TensorBoard's own writer is not used because it loads its plugins.
+    """
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     length = struct.pack("<Q", len(data))
@@ -153,18 +168,25 @@ def record(data: bytes) -> bytes:
 
 
 class Rates:
-    """Seconds of a step and of its wait for data, tokens/s, MFU and HFU: the mean of the steps that the host read last.
+    """The speed of the steps that the host read last: seconds per step and waiting for data, tokens/s, MFU and HFU.
 
-    A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment: a step above it raises it.
+    A CPU's peak FLOP/s is measured, and the result is too low if other programs used the cores then. A faster step raises it.
     """
 
     def __init__(self, model_flops: float, hardware_flops: float, peak: float, device: Device) -> None:
-        """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
+        """Start to measure.
+
+        Args:
+            model_flops: The model FLOPs per token.
+            hardware_flops: The FLOPs per token including recomputation.
+            peak: The peak FLOP/s of all processes together.
+            device: The device.
+        """
         self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
         self.device, self.num_steps, self._waits, self._mark = device, 0, 0.0, perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Pass batches on, and time the wait for each."""
+        """Yield the batches, and time the wait for each."""
         self._mark = started = perf_counter()
         for batch in batches:
             self._waits += perf_counter() - started
@@ -173,21 +195,21 @@ class Rates:
             started = perf_counter()
 
     def mark(self) -> None:
-        """Begin to measure the next steps."""
+        """Start to measure the next steps."""
         self._mark, self.num_steps, self._waits = perf_counter(), 0, 0.0
 
     @property
     def seconds(self) -> float:
-        """Mean seconds of a step since the mark."""
+        """The mean seconds of a step since the mark."""
         return (perf_counter() - self._mark) / max(self.num_steps, 1)
 
     @property
     def data_wait(self) -> float:
-        """Mean seconds for which a step waited for data since the mark."""
+        """The mean seconds for which a step waited for data since the mark."""
         return self._waits / max(self.num_steps, 1)
 
     def now(self, batch_tokens: int) -> dict[str, float]:
-        """Mean rates of the steps of `batch_tokens` since the mark, their wait for data included."""
+        """Return the mean rates of the steps of `batch_tokens` since the mark, including their wait for data."""
         seconds = self.seconds
         per_second = batch_tokens / seconds
         if not self.device.is_cuda:

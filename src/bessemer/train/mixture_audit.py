@@ -1,4 +1,4 @@
-"""The mixture that was trained on, counted from the batches, against the requested and the planned shares."""
+"""The audit of the mixture: token shares counted from the batches, compared with the requested and planned shares."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
 Counts = npt.NDArray[np.int64]
-"""Sequences read so far, and their tokens without padding; (2, phases of the recipe, sources). Part of checkpoints."""
+"""Sequences read so far and their tokens without padding, (2, phases of the recipe, sources). Part of checkpoints."""
 
 
 def no_counts(mixture: Mixture) -> Counts:
-    """The counts before the first batch."""
+    """Return the counts before the first batch."""
     return np.zeros((2, mixture.phases[-1].recipe_phase + 1, len(mixture.names)), dtype=np.int64)
 
 
 def counts_after(counts: Counts, batch: Batch, mixture: Mixture) -> Counts:
-    """The counts with one more batch of this process."""
+    """Return the counts with one more batch of this process."""
     spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
     phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
     real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
@@ -34,9 +34,18 @@ def counts_after(counts: Counts, batch: Batch, mixture: Mixture) -> Counts:
 
 
 def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
-    """Requested, planned and drawn token shares and epochs of each source after `samples` samples, in total and by phase.
+    """Return the requested, planned and consumed token shares and the epochs of each source, in total and by phase.
 
-    gaps: samples before that which were skipped. target_share: the requested share after the caps on epochs.
+    Args:
+        mixture: The planned mixture.
+        counts: The counts of all processes.
+        samples: The number of samples after which the audit is made.
+        gaps: The ranges of samples before that which were skipped.
+
+    Returns:
+        The values for the report. `asked_share` is the share that the recipe requests, `target_share` the share after the caps
+            on
+        epochs, and `drawn_share` the consumed share.
     """
     sequences, tokens = counts
     asked, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)
@@ -65,7 +74,7 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
 
 
 def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
-    """A row for each source; the arguments are arrays by source."""
+    """Return a row for each source; the arguments are arrays by source."""
     keys = ("asked_share", "target_share", "drawn_share", "sequences", "tokens")
     columns = asked, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens
     by_source = zip(mixture.names, *(column.tolist() for column in columns), strict=True)

@@ -1,4 +1,4 @@
-"""The objectives: which tokens of a sequence a model reads and predicts, and the loss of each prediction.
+"""The objectives of a training: which tokens of a sequence a model reads and predicts, and the loss of each prediction.
 
 Shapes: B sequences, T tokens of a sequence, N targets, V vocabulary.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from bessemer.recipe import Train
 from bessemer.recipe.uses import ExtensionBase
 
-if TYPE_CHECKING:  # a recipe that names an objective is loaded without
+if TYPE_CHECKING:  # a recipe that names an objective is loaded without torch
     import numpy as np
     import numpy.typing as npt
     from torch import Tensor
@@ -28,10 +28,12 @@ class Sample:
 
     Attributes:
         inputs: Token ids, (T,) int64.
-        targets: The token after each of them, (T,) int64; -1 where none is to be predicted, as in padding and in what users say.
-        starts: True where a document or the padding begins in a packed sequence, (T,) bool; None for others.
-        random: Random numbers that depend on `run.seed` and the number of the sequence in the run alone, so that neither a resume
-            nor the layout changes them.
+        targets: The token after each of them, (T,) int64; -1 for tokens that are not predicted, such as padding and user
+            messages.
+        starts: True where a document or the padding starts in a packed sequence, (T,) bool; None for other packings.
+        random: A random generator that depends only on `run.seed` and the number of the sequence in the run, so that neither a
+            resume
+            nor the layout changes its numbers.
         tokenizer: The tokenizer, with `id_of(token)`, `end_of_text`, `mask_token` and `vocabulary`, the number of ids.
         is_text: True for the ids of text, False for special tokens, (V,) bool.
     """
@@ -46,14 +48,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the model predicts for some of the targets of a micro-batch.
+    """The predictions of a model for some of the targets of a micro-batch.
 
     Attributes:
-        logits: (N, V) float32, of a training in fp64 float64.
-        targets: Ids of the right tokens, (N,) int64.
-        inputs: Token ids of the micro-batch, (B, T) int64.
+        logits: The logits, (N, V) float32, or float64 in a training in fp64.
+        targets: The ids of the correct tokens, (N,) int64.
+        inputs: The token ids of the micro-batch, (B, T) int64.
         sequence: The row of `inputs` that each target belongs to, (N,) int64.
-        position: The position in that row, (N,) int64: a decoder has read the tokens up to there.
+        position: The position in that row, (N,) int64. A decoder has read the tokens up to it.
     """
 
     logits: Tensor
@@ -64,19 +66,20 @@ class Predictions:
 
 
 class Objective(ExtensionBase):
-    """What a model is trained for. Fields of a subclass are its settings.
+    """The base of training objectives. Fields of a subclass are its settings.
 
-    Held-out text is scored as `causal` scores a decoder and `masked` an encoder, whatever the objective, so that runs compare.
+    Held-out text is scored as `causal` scores a decoder and `masked` an encoder, whatever the objective, so that runs are
+    comparable.
 
     Attributes:
-        model: The model that it trains: "decoder", or "encoder", whose attention sees both sides.
+        model: The kind of model that it trains: "decoder", "encoder" (whose attention sees both sides), or "either".
     """
 
     one_of = ("example", "loss")
     model: ClassVar[Literal["decoder", "encoder", "either"]] = "decoder"
 
     def example(self, sample: Sample) -> tuple[Ids, Ids]:
-        """Return the token ids to read and those to predict, both (T,) int64; -1 where nothing is to be predicted."""
+        """Return the token ids to read and those to predict, both (T,) int64; -1 for no target."""
         return sample.inputs, sample.targets
 
     def loss(self, predictions: Predictions) -> Tensor:
@@ -87,11 +90,11 @@ class Objective(ExtensionBase):
 
 
 class Causal(Objective):
-    """Each token predicts the next one."""
+    """The objective in which each token predicts the next one."""
 
 
 class Classification(Objective):
-    """Each text predicts its label."""
+    """The objective in which each text predicts its label."""
 
     model = "either"
 
@@ -108,5 +111,5 @@ def objective_of(train: Train) -> Objective:
 
 
 def changes(rule: Objective, method: str) -> bool:
-    """Return True if the class of an objective has its own `method`."""
+    """Return True if the class of an objective overrides `method`."""
     return getattr(type(rule), method) is not getattr(Objective, method)

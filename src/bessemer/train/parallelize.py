@@ -1,6 +1,6 @@
-"""A model over several processes: sharded, wrapped and initialised, each process holding only its own part.
+"""The division of a model over several processes: sharded, wrapped and initialised, each process holding only its part.
 
-The order of `parallelize` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
+The order in `parallelize` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
 compile, FSDP2 or DDP.
 """
 
@@ -28,11 +28,11 @@ from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, Pipelined
 from bessemer.train.task import ObjectiveTask
 
-Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
+Weights = Callable[[str, torch.Size], Tensor]  # from the name and shape of a whole tensor to its values on the CPU
 
 
 def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
-    """Raise InputError when a resolved recipe cannot be split by its layout."""
+    """Raise InputError if the layout of a resolved recipe cannot divide its model and batch."""
     length = config.sequence_length
     sequences = train.global_batch_tokens // length
     if complaint := layout.batch_complaint(sequences, train.micro_batch):
@@ -45,14 +45,14 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
     unit = layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
-        if size % unit:  # the ranks would wait for each other
+        if size % unit:  # ranks with fewer micro-batches would leave the others waiting in a collective
             raise InputError(
                 f"train.batch_ramp: the {size} sequences of step {step + 1} do not divide by {unit} (replicate x shard, and in a "
                 "pipeline x train.micro_batch); make start_tokens and train.micro_batch multiples of it, or remove the ramp"
             )
         validity.require_valid(config, layout, -(-size // (layout.data * train.micro_batch)))
     if layout.pipeline > 1:
-        from bessemer.distributed import pipeline  # loads the compiler, half a second
+        from bessemer.distributed import pipeline  # loads the compiler, which takes half a second
 
         pipeline.require_schedule(layout, device)
 
@@ -63,8 +63,14 @@ def parallelize(
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """Divide a model over the mesh, and return it with its weights and the engine that computes its gradients.
 
-    model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
-    processes, weights: None leaves them uninitialised.
+    Args:
+        train: The [train] table.
+        model: The initialised model. With several processes only its configuration is used.
+        mesh: The mesh; with several processes, `require_trainable` has passed.
+        task: The objective of the training.
+        device: The device of this process.
+        recomputed: The number of blocks that recompute their activations.
+        weights: The weights with several processes; None leaves them uninitialised.
     """
     layout, precision = mesh.layout, device.precision
     if mesh.is_single:
@@ -83,7 +89,7 @@ def parallelize(
         local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
     if layout.tensor > 1:
-        from bessemer.distributed import tensor  # loads DTensors, for half a second
+        from bessemer.distributed import tensor  # loads DTensors, which takes half a second
 
         tensor.apply_tp(model, mesh)
     context.apply_cp(model, mesh)
@@ -110,13 +116,16 @@ def parallelize(
 
 
 def _recompute_and_compile(train: Train, model: Transformer, device: Device, blocks: int, is_sharded: bool) -> None:
-    """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
-    compiled block is recomputed."""
+    """Compile each block together with its recomputation.
+
+    torch cannot compile a recomputed block that reads DTensors (2.13). If `is_sharded`, the compiled block is recomputed
+    instead.
+    """
     compiled = list(filter(None, model.blocks)) if device.compile else []
     if compiled:
         attention.leave_out_of_compilation()
         if torch.are_deterministic_algorithms_enabled():
-            torch.use_deterministic_algorithms(True, warn_only=True)  # what the compiler chooses, too
+            torch.use_deterministic_algorithms(True, warn_only=True)  # also for kernels that the compiler chooses
     compile_first = is_sharded and train.recompute == "full"
     if compile_first:
         for block in compiled:
@@ -129,9 +138,9 @@ def _recompute_and_compile(train: Train, model: Transformer, device: Device, blo
 
 @torch.no_grad()
 def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: Weights | None) -> None:
-    """Allocate the model and initialise it, one whole tensor at a time, so that every layout starts from the same values."""
+    """Allocate the model and initialise it one whole tensor at a time, so that every layout starts from the same values."""
     model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.torch_device)
-    if model.config.is_tied and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
+    if model.config.is_tied and mesh.layout.pipeline == 1:  # to_empty has separated the storage of the two names
         model.head.tie(model.embedding)
     if weights is None:
         return

@@ -1,11 +1,12 @@
 """The precision of matmuls.
 
-Weights, gradients and optimizer are fp32 in every precision (fp64 in fp64, which is for tests); autocast narrows only the
-operands of matmuls, which accumulate in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
+Weights, gradients and optimizer states are fp32 in every precision (fp64 in fp64, which is for tests). Autocast narrows only
+the operands of matmuls, which accumulate in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
 
-fp8: torchao quantizes each operand of the blocks' matmuls with a dynamic scale, in the formats of Micikevicius et al. 2022
-("FP8 formats for deep learning", section 3). tensorwise: one scale a tensor; e4m3 for activations and weights, e5m2 for
-gradients, whose range is wider. rowwise: a power of two for each row that is summed over; e4m3 throughout. A CPU emulates both.
+In fp8, torchao quantizes each operand of the blocks' matmuls with a dynamic scale, in the formats of Micikevicius et al. 2022
+("FP8 formats for deep learning", section 3). "tensorwise" has one scale per tensor, with e4m3 for activations and weights, and
+e5m2 for gradients, whose range is wider. "rowwise" has a power of two for each row that is summed over, with e4m3 throughout. A
+CPU emulates both.
 """
 
 from __future__ import annotations
@@ -28,19 +29,23 @@ from bessemer.model.kernels import linear
 from bessemer.model.layers import LinearFunction
 from bessemer.recipe import Parallel
 
-TILE = 16  # the scaled matmul needs dimensions that are multiples of it
-TENSOR_CORES_32 = (8, 0)  # compute capability from which CUDA devices multiply in tf32 and bf16 (Ampere)
-TENSOR_CORES_8 = (8, 9)  # and in fp8 (Ada, Hopper)
+TILE = 16  # the dimensions of the scaled matmul must be multiples of it
+TENSOR_CORES_32 = (8, 0)  # the lowest CUDA compute capability with tf32 and bf16 matmuls (Ampere)
+TENSOR_CORES_8 = (8, 9)  # the lowest CUDA compute capability with fp8 matmuls (Ada, Hopper)
 CPU_FLAGS = {"bf16": {"amx_bf16", "avx512_bf16", "bf16"}, "fp16": {"amx_fp16", "avx512_fp16", "asimdhp"}}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How matmuls are computed.
+    """A precision of matmuls.
 
-    autocast: dtype of their operands, None: fp32; tf32: fp32
-    operands may be rounded to tf32; scaled: the loss is scaled dynamically; fp8: scaling of the blocks' operands in fp8;
-    weights: dtype of weights, gradients and optimizer.
+    Attributes:
+        name: The name in recipes.
+        autocast: The dtype of matmul operands; None for fp32.
+        tf32: True if fp32 operands may be rounded to tf32.
+        scaled: True if the loss is scaled dynamically.
+        fp8: The scaling of the blocks' operands in fp8.
+        weights: The dtype of weights, gradients and optimizer states.
     """
 
     name: str
@@ -56,13 +61,13 @@ class Precision:
 
     @property
     def element_bytes(self) -> ElementBytes:
-        """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
+        """The bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
 
     @property
     def sent_bytes(self) -> ElementBytes:
-        """Bytes of an element that processes send each other."""
+        """The bytes of an element that processes send each other."""
         weights, narrow = self.weights.itemsize, self.dtype.itemsize
         sums = torch.promote_types(self.weights, torch.float32).itemsize
         return ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
@@ -81,7 +86,7 @@ PRECISIONS = {precision.name: precision for precision in _PRECISIONS}
 
 
 def available(device: torch.device) -> list[str]:
-    """Return the names of the precisions that a device can compute in. Without units a CPU computes the narrow ones slowly."""
+    """Return the names of the precisions that a device supports. A CPU without units computes the narrow ones slowly."""
     if device.type != "cuda":
         return [name for name in PRECISIONS if name != "tf32"]
     capability = torch.cuda.get_device_capability(device)
@@ -92,19 +97,22 @@ def available(device: torch.device) -> list[str]:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return what Linux lists of this processor, its flags among others; empty on another system."""
+    """Return the words of Linux's /proc/cpuinfo, which include the processor's flags; empty on other systems."""
     with contextlib.suppress(OSError):
         return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
     return frozenset()
 
 
 def has_units(name: str) -> bool:
-    """True where this CPU, x86 or ARM, has units for matmuls in a precision narrower than fp32."""
+    """Return True if this CPU, x86 or ARM, has units for matmuls in a precision narrower than fp32."""
     return not CPU_FLAGS.get(name, set()).isdisjoint(cpu_flags())
 
 
 def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
-    """The precision of a recipe on a device; auto: bf16 where the device has units for it, else fp32. Raises InputError."""
+    """Return the precision of a recipe on a device. Raises InputError if the device does not support it.
+
+    "auto" is bf16 if the device has units for it, else fp32.
+    """
     names = available(device)
     if requested == "auto":
         has_bf16 = "bf16" in names and (device.type == "cuda" or has_units("bf16"))
@@ -115,23 +123,26 @@ def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
 
 
 def apply_flags(precision: Precision) -> None:
-    """Set torch's global flags. Narrow matmuls accumulate in fp32: by default torch lets cuBLAS add partial sums of a split
-    matmul in the narrow dtype, which loses more than the rounding of the operands."""
+    """Set torch's global flags for a precision.
+
+    Narrow matmuls accumulate in fp32. By default torch lets cuBLAS add partial sums of a split matmul in the narrow dtype,
+    which loses more than the rounding of the operands.
+    """
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Context for matmuls in a precision; empty in fp32 and tf32."""
+    """Return the context for matmuls in a precision, which does nothing in fp32 and tf32."""
     if precision.autocast is None:
         return contextlib.nullcontext()
-    # Each weight is used once a pass, so a cache of its cast would only use memory.
+    # Each weight is used once per pass, so a cache of its cast would only use memory.
     return torch.autocast(device.type, dtype=precision.autocast, cache_enabled=False)
 
 
 def require_torchao(key: str) -> None:
-    """Load torchao, without its notes about kernels for other devices. Raises InputError that names the recipe key."""
+    """Import torchao without its messages about kernels for other devices. Raises InputError that names the recipe key."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -142,7 +153,7 @@ def require_torchao(key: str) -> None:
 
 
 def linear_of(precision: Precision, device: torch.device) -> LinearFunction:
-    """Return the function of the blocks' matmuls."""
+    """Return the function that computes the blocks' matmuls."""
     if precision.fp8 is None:
         return linear
     require_torchao("train.precision")
@@ -153,8 +164,10 @@ def linear_of(precision: Precision, device: torch.device) -> LinearFunction:
     layer = convert_to_float8_training(nn.Linear(TILE, TILE, bias=False, device="meta"), config=config)
 
     def fp8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Multiply as the converted layer does, whose weights are the model's own: in fp8 inside autocast, else (generation,
-        export) in the dtype of the operands."""
+        """Multiply like torchao's converted layer, with the model's own weights.
+
+        In fp8 inside autocast, else (generation, export) in the dtype of the operands.
+        """
         if not torch.is_autocast_enabled(device.type):
             return F.linear(x, weight_OI, bias_O)
         x = x.to(torch.get_autocast_dtype(device.type))
@@ -166,10 +179,12 @@ def linear_of(precision: Precision, device: torch.device) -> LinearFunction:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The dynamic loss scale of fp16 (Micikevicius et al. 2018, section 3.2); part of every checkpoint.
+    """The dynamic loss scale of fp16 (Micikevicius et al. 2018, section 3.2), which is part of every checkpoint.
 
-    value: a power of two, so that scaling is exact; good: steps without an overflow since it last changed; skipped: steps
-    dropped because of an overflow.
+    Attributes:
+        value: The scale, a power of two, so that scaling is exact.
+        good: The number of steps without an overflow since it last changed.
+        skipped: The number of steps dropped because of an overflow.
     """
 
     value: float = 2.0**16
@@ -177,7 +192,7 @@ class LossScale:
     skipped: int = 0
 
     def to_tensor(self, device: torch.device) -> Tensor:
-        """The fields as float64 on a device, (3,)."""
+        """Return the fields as a float64 tensor on a device, (3,)."""
         return torch.tensor([self.value, self.good, self.skipped], dtype=torch.float64, device=device)
 
 
@@ -185,10 +200,10 @@ GROWTH_STEPS = 2000
 
 
 def next_scale(scale: Tensor, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss scale of the next step, and whether this one overflowed where a smaller scale can help.
+    """Return the loss scale of the next step, and True if this step overflowed and a smaller scale can help.
 
-    The scale is doubled after GROWTH_STEPS good steps and halved after an overflow; below 1 the gradients themselves are too
-    large. A loss that is not finite changes nothing. All are on the device: the fields of a LossScale, and scalars.
+    The scale is doubled after GROWTH_STEPS good steps and halved after an overflow. Below 1, the gradients themselves are too
+    large. A loss that is not finite changes nothing. All tensors are on the device: the fields of a LossScale, and scalars.
     """
     value, good, skipped = scale.unbind()
     grows = good + 1 >= GROWTH_STEPS
@@ -199,7 +214,7 @@ def next_scale(scale: Tensor, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, 
 
 
 def require_fp8(config: ModelConfig, layout: Parallel, micro_batch: int) -> None:
-    """Raise InputError that names the dimension when the scaled matmul cannot multiply a process's part of the matrices."""
+    """Raise InputError if the scaled matmul cannot multiply a process's part of the matrices. The error names the dimension."""
     heads, kv_heads = config.heads // layout.tensor, config.kv_heads // layout.tensor
     sizes = {
         "model.width": config.width,

@@ -1,4 +1,4 @@
-"""A few steps of a training under torch's profiler: its table of operators, and a trace."""
+"""Profiling of a few training steps with torch's profiler: its table of operators, and a trace."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bessemer.run.files import write_atomic
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device
 
-FIRST, COUNT = 10, 3  # preferred first step of the window, after warm-up, and its number of steps
-ROWS = 25  # of the table, the operators that take longest
+FIRST, COUNT = 10, 3  # the preferred first step of the window, after warm-up, and its number of steps
+ROWS = 25  # the table lists this number of operators, those that take longest
 TABLE, TRACE = "operators.txt", "trace.json.gz"
 
 
 @dataclass(frozen=True)
 class StepProfiler:
-    """Passes batches to the loop and profiles COUNT steps meanwhile, from FIRST on where there are enough.
+    """A wrapper around the batches that profiles COUNT steps, from step FIRST on if there are enough.
 
     Attributes:
-        device: Where the steps run.
-        num_steps: The steps that this session trains.
-        folder: Where the table and the trace go.
+        device: The device of the steps.
+        num_steps: The number of steps that this session trains.
+        folder: The folder for the table and the trace.
     """
 
     device: Device

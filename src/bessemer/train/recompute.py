@@ -1,7 +1,7 @@
 """Activation checkpointing: which blocks recompute their activations in the backward pass.
 
-Losses and gradients are bit for bit those without it; memory is traded for time (Chen et al. 2016, "Training deep
-nets with sublinear memory cost"; selective: Korthikanti et al. 2022, section 5).
+Losses and gradients are bit-identical with and without it; it trades time for memory (Chen et al. 2016, "Training deep nets
+with sublinear memory cost"; selective: Korthikanti et al. 2022, section 5).
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 def memory_of(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, blocks: int, base: int
 ) -> Memory:
-    """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
-    processes the one that takes the most."""
+    """Return the peak memory of a step on this device if `blocks` blocks are recomputed, for the process that needs the most.
+
+    `base` is the number of bytes that the process holds before its model.
+    """
     concurrent = 1
     if layout.world == 1:
         concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
@@ -57,8 +59,11 @@ def memory_of(
 def blocks_recomputed(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None
 ) -> int:
-    """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one, none of a
-    frozen transformer, which has no backward pass. base: as of `memory_of`; None: of this process."""
+    """Return the number of blocks that each process recomputes, counted from its first.
+
+    With a budget that is too small, all blocks are recomputed. A frozen transformer has no backward pass and recomputes none.
+    `base` is as for `memory_of`; None means that of this process.
+    """
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
@@ -68,7 +73,7 @@ def blocks_recomputed(
 
 
 def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int) -> None:
-    """Raise InputError, with the minimum, when the tensors of a step do not fit train.memory_budget. base: as of `memory_of`."""
+    """Raise InputError, with the minimum, if a step does not fit train.memory_budget. `base` is as for `memory_of`."""
     if train.memory_budget is None:
         return
     memory = memory_of(train, layout, config, device, config.layers, base)
@@ -81,7 +86,10 @@ def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, de
 
 
 def base_bytes(train: ResolvedTrain, device: Device) -> int:
-    """Bytes of the process without the model: on a CPU its libraries, also those that the first step loads; on a GPU nothing."""
+    """Return the bytes of a process without its model.
+
+    On a CPU these are its libraries, including those that the first step loads. On a GPU it is 0.
+    """
     if device.is_cuda:
         return 0
     if device.compile:
@@ -89,13 +97,13 @@ def base_bytes(train: ResolvedTrain, device: Device) -> int:
     elif device.precision.name == "bf16":
         _load_bf16_kernels()
     if train.recompute != "none" and not train.is_frozen:
-        import torch._dynamo  # noqa: F401 (torch's checkpoint loads it: 80 MB)
+        import torch._dynamo  # noqa: F401 (torch's checkpoint loads it, which takes 80 MB)
     return resident_bytes()
 
 
 @functools.lru_cache(maxsize=1)
 def _load_bf16_kernels() -> None:
-    """Run the kernels of bf16 on a model of no size: with numba and their machine code they take 150 MB of a process."""
+    """Run the bf16 kernels on a tiny model: with numba and their machine code they take 150 MB of a process."""
     config = ModelConfig(16, layers=1, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16, sequence_length=16)
     model, tokens_BT = build_model(config, 0), torch.zeros(1, 16, dtype=torch.int64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -105,7 +113,7 @@ def _load_bf16_kernels() -> None:
 
 
 def budget_bytes(train: ResolvedTrain, device: Device) -> int:
-    """Bytes that a step may take, the base included; budget: train.memory_budget."""
+    """Return the bytes that a step may use by train.memory_budget, including those of the process without its model."""
     budget = train.memory_budget
     if budget is not None and budget > 1:
         return int(budget)
@@ -113,15 +121,15 @@ def budget_bytes(train: ResolvedTrain, device: Device) -> int:
 
 
 def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
-    """Recompute the first `blocks` of the blocks that this process holds; before they are compiled.
+    """Recompute the first `blocks` of the blocks that this process holds. Call it before they are compiled.
 
-    The first and not the last, because the backward pass frees the others' activations before it recomputes these.
+    The first blocks are chosen because the backward pass frees the others' activations before it recomputes these.
     """
     keeps_last = model.config.recomputes_mlp_output
-    # A joint parameter is one matmul.
+    # A joint parameter counts as one matmul.
     matmuls = sum(parameter.is_matrix for parameter in model.config.block_table.values())
     contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
-    held = [block for block in model.blocks if block is not None]  # None: on another pipeline stage
+    held = [block for block in model.blocks if block is not None]  # None is a block of another pipeline stage
     for block in held[:blocks]:
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
 
@@ -145,9 +153,9 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
 def _selective_contexts(
     matmuls: int, keeps_last: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Save the outputs of matmuls and attention; recompute norms, activations and rotations.
+    """Save the outputs of matmuls and attention, and recompute norms, activations and rotations.
 
-    matmuls: of a block; keeps_last: also the output of its last one.
+    A block has `matmuls` matmuls. The output of its last one is saved only if `keeps_last`.
     """
     counted = {False: 0, True: 0}
 

@@ -1,4 +1,4 @@
-"""Replay a step of a run on one process, from a checkpoint before it, and say what was wrong with it.
+"""Replay of a step of a run on one process, from a checkpoint before it, to find what was wrong with it.
 
 | kind | evidence |
 |---|---|
@@ -7,8 +7,8 @@
 | data | it repeats, and is an outlier among the neighbouring batches with the same weights |
 | state | it repeats, and those batches are as bad |
 
-A step is bad where the guard recorded an incident, or by its measure: deviations of loss and gradient norm from those of the
-steps before it.
+A step is bad if the guard recorded an incident, or if its loss and gradient norm deviate too much from those of the steps
+before it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from bessemer.train.state import TrainState
 from bessemer.train.step import enqueue, judge_step, scale_of
 from bessemer.train.task import config_of
 
-NEIGHBOURS = 16  # batches around the step
-SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
+NEIGHBOURS = 16  # number of batches around the step to compare it with
+SAME_RESULT = 0.01  # relative difference within which two precisions agree, so that the precision is not at fault
 MEANINGS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
     "numerics": "in higher precision the step is healthy: a number left the range, or the rounding, of its precision",
@@ -57,20 +57,19 @@ MEANINGS = {
 
 
 class Figures(NamedTuple):
-    """Loss (nats a target) and gradient norm of a step; infinite where they are not finite."""
+    """The loss (nats per target) and gradient norm of a step; infinite if they are not finite."""
 
     loss: float
     grad_norm: float
 
 
 def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, Any]:
-    """Replay step `step` (1-based) of a run; its folder is only read. A step that was rolled back is replayed as it was then.
+    """Replay step `step` (1-based) of a run without changing its folder; a rolled-back step is replayed as it was then.
 
-    recipe: the run's, resolved. Returns `kind` and `meaning` of the verdict, `figures` of the step by test, `replayed_from` (step
-    of the checkpoint), `incident` (recorded about the step), `sequences` (figures of each sample of the batch alone, the worst
-    first), `first_difference` (the first step before it that differs from what the run recorded), and `omitted` (samples that the
-    run had skipped by then). Raises InputError for a step that the run has not taken, and BessemerError where tokens or journal
-    are damaged.
+    Returns `kind` and `meaning` of the verdict, the `figures` of the step by test, the step of the checkpoint
+    (`replayed_from`), the recorded `incident`, the figures of each sample alone, worst first (`sequences`), the first step that
+    differs from what the run recorded (`first_difference`), and the samples that the run had skipped by then (`omitted`).
+    Raises InputError for a step that the run has not taken, and BessemerError if tokens or journal are damaged.
     """
     TokenStore.open(run.tokens).verify()
     journal, (incident, num_rollbacks) = Journal.of_run(run), _incident(run, step)
@@ -84,7 +83,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
         training = _training(recipe, run, checkpoint, journal, Path(place) / "replay")
         device = training.trainer.device
-        # Another layout sums in another order, and kernels that are not deterministic in any order.
+        # Another layout sums in another order, and kernels that are not deterministic sum in any order.
         is_exact = recipe.parallel.world == 1 and devices.choose(recipe.train).deterministic
         tolerance = 0.0 if is_exact else math.sqrt(torch.finfo(device.dtype).eps)
         state, first_difference = _train_to(training, step - 1, recorded, tolerance)
@@ -126,7 +125,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
 def _train_to(
     training: Training, step: int, recorded: dict[int, Figures], tolerance: float
 ) -> tuple[TrainState, int | None]:
-    """Repeat the steps up to `step` as the run took them. Returns the state, and the first step that differs from `recorded`."""
+    """Repeat the steps up to `step` as the run took them. Returns the state and the first step that differs from `recorded`."""
     state, first_difference = training.start_state, None
     while (number := state.step + 1) <= step:
         enqueued = enqueue(training, state, number, _batch(training, number), scale_of(training, state))
@@ -151,7 +150,7 @@ def _are_equal(one: Figures, other: Figures, tolerance: float) -> bool:
 
 
 def _is_outlier(one: Figures, others: History) -> bool:
-    """Return whether a step is a spike among others by the guard's rule; False for too few others."""
+    """Return True if a step is a spike among others by the guard's rule; False for too few others."""
     limits = spike_limits(others)
     return limits is not None and (math.inf in one or limits.exceeded_by(*one))
 
@@ -162,7 +161,7 @@ def _batch(training: Training, step: int) -> Batch:
 
 
 def _incident(run: RunDirectory, step: int) -> tuple[dict[str, Any] | None, int | None]:
-    """Return the last incident with documents between whose onset and alarm `step` is, and the number of rollbacks before it."""
+    """Return the last incident whose onset and alarm enclose `step` and that names documents, and the rollbacks before it."""
     found: tuple[dict[str, Any] | None, int | None] = (None, None)
     before = 0
     for row in read_steps(run.incidents):
@@ -173,15 +172,15 @@ def _incident(run: RunDirectory, step: int) -> tuple[dict[str, Any] | None, int 
 
 
 def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
-    """Return the figures that the run recorded after its first `num_rollbacks` rollbacks, by step."""
-    # The lines that a rollback undid are in the fork of its number: the first one after num_rollbacks comes last, and wins.
+    """Return the figures by step that the run recorded after its first `num_rollbacks` rollbacks."""
+    # The lines that a rollback undid are in the fork of its number. The first fork after num_rollbacks is last, so it wins.
     undone = [row for row in reversed(read_steps(run.forks)) if row.get("fork", 0) > num_rollbacks]
     rows = [row for row in (*read_steps(run.metrics), *undone) if row.get("kind") == "train"]
     return {row["step"]: _figures(row) for row in rows if {"loss", "grad_norm"} <= row.keys()}
 
 
 def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
-    """Return the newest checkpoint before `step` that verifies and that no rollback of the journal undid; None: the start."""
+    """Return the newest verified checkpoint before `step` that no rollback undid; None for the start of the run."""
     steps = [number for number in reversed(checkpoint_steps(run.checkpoints)) if 0 < number < step]
     for checkpoint in iterate_verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
@@ -193,7 +192,7 @@ def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedC
 def _training(
     recipe: ResolvedRecipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
 ) -> Training:
-    """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
+    """Set up a training in this process, at a checkpoint or at the start of the run, that writes to `place`."""
     checkpoints = {"asynchronous": False, "mirror": None}
     recipe = recipe.changed(
         train={"deterministic": "on"}, parallel=Parallel(), report=Report(tensorboard=False), checkpoint=checkpoints

@@ -1,4 +1,4 @@
-"""The specification of a run: what `workflow/prepare.py` decides once, and all that a training takes.
+"""The specification of a run: the decisions of `workflow/prepare.py`, which are all the inputs of a training.
 
 It is stored in the run directory as recipe.toml, the resolved recipe, and in plan.json.
 """
@@ -22,7 +22,7 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Import:
-    """A training that starts from other weights.
+    """A training that starts from imported weights.
 
     Attributes:
         source: A model in the Hugging Face layout (`model.from`), or a run directory (`train.start`).
@@ -41,7 +41,7 @@ class Resume:
 
     Attributes:
         step: The step of the checkpoint.
-        origin: Where the run starts if no checkpoint is whole.
+        origin: The start of the run if no checkpoint is whole.
     """
 
     step: int
@@ -49,7 +49,7 @@ class Resume:
 
 
 Start = Fresh | Resume | Import
-# Attributes in plan.json, besides the model.
+# The attributes of a specification that plan.json stores in addition to the model.
 PLANNED = ("device", "precision", "tokens_digest", "memory_bytes", "recomputed", "peak_flops")
 
 
@@ -60,13 +60,13 @@ class RunSpec:
     Attributes:
         recipe: The resolved recipe.
         config: The model.
-        device: Name of the device that the run was planned on.
-        precision: Name of the precision on that device.
-        tokens_digest: Digest of the token shards.
-        memory_bytes: Planned memory of one process by part, with the total.
-        recomputed: Number of blocks that each process recomputes in the backward pass.
-        peak_flops: FLOP/s that one device can reach.
-        start: Where the training starts.
+        device: The name of the device that the run was planned on.
+        precision: The name of the precision on that device.
+        tokens_digest: The digest of the token shards.
+        memory_bytes: The planned memory of one process by part, with the total.
+        recomputed: The number of blocks that each process recomputes in the backward pass.
+        peak_flops: The peak FLOP/s of one device.
+        start: The start of the training.
     """
 
     recipe: ResolvedRecipe
@@ -81,12 +81,12 @@ class RunSpec:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of the whole run."""
+        """The number of steps of the whole run."""
         return self.recipe.train.steps
 
     @property
     def origin(self) -> Fresh | Import:
-        """Return where the run starts without a checkpoint."""
+        """The start of the run without a checkpoint."""
         return self.start.origin if isinstance(self.start, Resume) else self.start
 
     def with_layout(self, layout: Parallel, recomputed: int) -> RunSpec:
@@ -94,7 +94,7 @@ class RunSpec:
         return replace(self, recipe=self.recipe.changed(parallel=layout), recomputed=recomputed)
 
     def with_base(self, before_model: int) -> RunSpec:
-        """Return the same run, with the planned memory of a process that holds `before_model` bytes before its model."""
+        """Return the same run with the planned memory of a process that holds `before_model` bytes before its model."""
         parts = {**self.memory_bytes, "before_model": before_model}
         return replace(self, memory_bytes={**parts, "total": sum(parts.values()) - parts["total"]})
 
@@ -109,13 +109,13 @@ class RunSpec:
 
     @classmethod
     def of(cls, recipe: ResolvedRecipe, plan: dict[str, Any], run: RunDirectory) -> Self:
-        """Return the specification of a resolved recipe and its plan. Raises KeyError where the plan lacks a value."""
+        """Return the specification of a resolved recipe and its plan. Raises KeyError if the plan lacks a value."""
         planned = {key: plan[key] for key in PLANNED}
         return cls(recipe, ModelConfig.from_dict(plan["model_config"]), start=start_of(recipe, run), **planned)
 
     @classmethod
     def read(cls, run: RunDirectory) -> Self:
-        """Read the specification of a prepared run. Raises InputError where its plan is missing or damaged."""
+        """Read the specification of a prepared run. Raises InputError if its plan is missing or damaged."""
         try:
             return cls.of(load_resolved(run.recipe), read_json_or_none(run.plan) or {}, run)
         except KeyError as error:
@@ -123,7 +123,7 @@ class RunSpec:
 
 
 def start_of(recipe: ResolvedRecipe, run: RunDirectory) -> Start:
-    """Return where a training of this run starts now."""
+    """Return the start of a training of this run: resumed, imported or fresh."""
     origin: Fresh | Import = Fresh()
     if recipe.model.from_ is not None:
         origin = Import(recipe.model.from_)

@@ -18,10 +18,10 @@ class Update:
     """An update of the weights after the warmup.
 
     Attributes:
-        step: Its number, from 0.
-        steps: Number of updates of the run.
-        warmup_steps: Number of updates of the warmup.
-        progress: 0 up to the peak and up to a decay phase, 1 at the last update.
+        step: The number of the update, from 0.
+        steps: The number of updates of the run.
+        warmup_steps: The number of updates of the warmup.
+        progress: The progress of the decay, from 0 at the last update at the peak to 1 at the last update of the run.
         final_share: `train.schedule.final_share`.
     """
 
@@ -33,12 +33,12 @@ class Update:
 
 
 class RateSchedule(ExtensionBase, ABC):
-    """The learning rate after a linear warmup. Fields of a subclass are its settings.
+    """The base of learning rate schedules after a linear warmup. Fields of a subclass are its settings.
 
     Attributes:
-        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`), where `progress` rises.
-        is_extendable: Before a decay phase, the rate does not depend on the number of steps, so that a run can be trained longer.
-        keys: Keys of [train.schedule] that it reads and others may not.
+        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`), in which `progress` rises.
+        is_extendable: Before a decay phase, the rate does not depend on the number of steps, so the run can be extended.
+        keys: The keys of [train.schedule] that this schedule reads; other schedules reject them.
     """
 
     has_decay_phase: ClassVar[bool] = False
@@ -51,15 +51,15 @@ class RateSchedule(ExtensionBase, ABC):
 
 
 def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> float:
-    """Return the share of the peak learning rate for the update number `step` (0-based) of `steps`.
+    """Return the share of the peak learning rate for update `step` (0-based) of `steps`.
 
-    Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has `final_share`.
+    The warmup rises linearly and reaches 1 at update `warmup_steps`. If the schedule decays, the last update has `final_share`.
     """
     warmup = min(schedule.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     start = schedule.decay_start(steps)
-    peak = min(warmup, steps - 2) if start is None else start - 1  # the last update at the peak
+    peak = min(warmup, steps - 2) if start is None else start - 1  # the number of the last update at the peak
     progress = min(max(step - peak, 0) / max(steps - 1 - peak, 1), 1.0)
     rule = schedule.rule
     try:
@@ -79,21 +79,21 @@ class Cosine(RateSchedule):
 
 
 class Linear(RateSchedule):
-    """A line from the peak to the final share."""
+    """A linear decay from the peak to the final share."""
 
     def share(self, update: Update) -> float:
         return update.final_share + (1.0 - update.final_share) * (1.0 - update.progress)
 
 
 class InverseSqrt(RateSchedule):
-    """The root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`."""
+    """The root of warmup / step (Vaswani et al. 2017, section 5.3), at least `final_share`."""
 
     def share(self, update: Update) -> float:
         return max(math.sqrt((update.warmup_steps + 1) / (update.step + 1)), update.final_share)
 
 
 class WarmupStableDecay(Linear):
-    """Linear decay after a constant rate (Hu et al. 2024; linear after Hägele et al. 2024)."""
+    """A linear decay after a constant rate (Hu et al. 2024; linear after Hägele et al. 2024)."""
 
     name = "wsd"
     has_decay_phase = True
@@ -102,7 +102,7 @@ class WarmupStableDecay(Linear):
 
 
 class Constant(RateSchedule):
-    """The peak until the end."""
+    """The peak rate until the end."""
 
     is_extendable = True
     keys = ()
@@ -117,9 +117,15 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def rewarm_share(step: int, at: int, steps: int, first: float) -> float:
-    """Factor on the rate after a rollback: `first` at step `at`, a line back to 1 at step `at + steps`; 1 before `at`.
+    """Return the factor on the learning rate after a rollback.
 
-    step: number of the update (0-based); at: the step as it is logged (1-based).
+    It is `first` at step `at`, rises linearly to 1 at step `at + steps`, and is 1 before `at`.
+
+    Args:
+        step: The number of the update (0-based).
+        at: The first step after the rollback, as logged (1-based).
+        steps: The number of steps of the re-warm-up.
+        first: The factor at step `at`.
     """
     if not at <= step + 1 < at + steps:
         return 1.0
