@@ -1,6 +1,7 @@
 """Design of a ladder: the models, sizes, lengths, learning rates and batches of its runs within a budget.
 
 There are two designs:
+
 - `ratio`: increasing models with the same number of tokens per parameter, by default the planned run's. The planned run
   is on the line through them, and a law in C alone, with three numbers, predicts it.
 - `isoflop`: several sizes at each of several amounts of compute (Hoffmann et al. 2022, section 3.2). It also gives the
@@ -361,7 +362,7 @@ def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None
 
 
 def _nearest(sizes: list[Size], wanted: list[float]) -> list[Size]:
-    """Return a different nearest size for each wanted N, ascending."""
+    """Return the nearest size for each wanted N, without repeats and ascending in N."""
     free, found = list(sizes), []
     for parameters in wanted:
         if not free:

@@ -26,7 +26,7 @@ from bessemer.common.errors import BessemerError, require_import
 
 Array = npt.NDArray[np.float64]
 
-HUBER_DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
+HUBER_DELTA = 1e-3  # of log losses (Hoffmann et al. 2022, section 3.3)
 EXPONENTS = (0.01, 3.0)  # bounds of the exponents, because with few runs an exponent without effect would diverge
 NOISE = 0.006  # least residual: the standard deviation of log losses between seeds of the smallest models
 LEAST_SPREAD = 0.001  # least spread of log losses about the law, for the weight of runs against the prior on E

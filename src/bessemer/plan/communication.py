@@ -82,7 +82,7 @@ def _data_bytes(
 ) -> dict[str, float]:
     """Return the bytes of the FSDP2 and DDP collectives, summed over all ranks."""
     num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
-    ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
+    ring_share = (num_shards - 1) / num_shards  # share of a tensor that each rank sends in a gather or a reduce-scatter
     unpadded, outside = tensor_rank_parameters(config, layout)
     blocks = unpadded * padding(config, layout.tensor, num_shards)
     parameters = blocks + outside
@@ -122,7 +122,7 @@ def planned_bytes(
         return None
     tokens = train.global_batch_tokens
     micro_batches = layout.micro_batches(tokens // config.sequence_length, train.micro_batch)
-    groups = layout.data * layout.context  # tensor groups of a stage
+    groups = layout.data * layout.context  # number of tensor groups in a stage
     # Gradients of parameters that every tensor rank holds in full are all-reduced in each tensor group before FSDP2 shards them.
     # FSDP2 sums them at each reduction, in the dtype of the gathered weights.
     tensor, replicated = tensor_bytes(train, layout, config, element_bytes, recomputed_total)

@@ -68,7 +68,7 @@ class DeviceSpec:
         framework: Training program whose profile is the default for this device.
         multiprocessors: Streaming multiprocessors or compute units; 0: not known.
         sustained: Share of the matmul rate that holds over whole training steps.
-        storage_bandwidth: Bytes/s of the cluster's storage.
+        storage_bandwidth: Bytes/s between a node and the storage.
         aliases: Other spellings of the name.
     """
 

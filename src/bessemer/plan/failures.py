@@ -66,7 +66,7 @@ def optimal(mtbf_seconds: float, cost: float) -> float:
     relative = cost / mtbf_seconds
     x = math.sqrt(2 * relative) + relative
     for _ in range(50):
-        off = -math.expm1(-x) + relative - x  # (1 - exp(-x)) + c - x, which keeps its digits when x is small
+        off = -math.expm1(-x) + relative - x  # (1 - exp(-x)) + c - x, precise for small x
         step = off / -math.expm1(-x)
         x += step
         if abs(step) <= 1e-14 * x:

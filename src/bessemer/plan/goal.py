@@ -27,7 +27,7 @@ from bessemer.recipe.parallel import AXES
 
 @dataclass(frozen=True)
 class Goal:
-    """A recipe in the form that the planner works with.
+    """A planning goal: a resolved recipe with its job for the planner.
 
     Attributes:
         recipe: The resolved recipe.

@@ -111,7 +111,7 @@ def evidence(job: Job) -> Evidence:
 
 
 def extrapolation(job: Job) -> float:
-    """Return the standard deviation of the logarithm to add for everything that no published case covers."""
+    """Return the additional standard deviation of log(measured / planned) for what no published case covers."""
     found = evidence(job)
     device = UNMEASURED_DEVICE if found.elsewhere or not found.device else 0.0
     mixture = residuals()["mixture_spread"] if job.model.expert_parameters else 0.0
@@ -119,7 +119,7 @@ def extrapolation(job: Job) -> float:
 
 
 def _memory_extrapolation(job: Job) -> float:
-    """Return the standard deviation of the logarithm to add for memory.
+    """Return the additional standard deviation of log(measured / planned) for memory.
 
     Memory depends on the program alone. Nothing is added for Bessemer, whose plan counts its own tensors, nor for
     relatives of programs with published peaks (Megatron's, torchtitan's).

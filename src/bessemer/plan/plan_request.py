@@ -352,7 +352,7 @@ def plan_what_ifs(
 
 
 def _changes(text: str) -> dict[str, str]:
-    """Parse `name=value,name=value`."""
+    """Parse `name=value,name=value` to a dictionary."""
     changes: dict[str, str] = {}
     for one in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = one.partition("=")

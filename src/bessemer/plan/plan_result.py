@@ -26,7 +26,7 @@ DAYS_A_YEAR = 365.25
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan with everything that output needs.
+    """The plan of a run: layout, memory, step time, duration, cost and failures.
 
     Attributes:
         goal: The goal that was planned.

@@ -85,7 +85,7 @@ def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, storage
         tokens: Tokens of the whole run.
         storage: Bytes/s that the storage delivers to all readers together.
     """
-    size = 2 if vocabulary <= 1 << 16 else 4  # bytes of a token on disk, as the token shards are written
+    size = 2 if vocabulary <= 1 << 16 else 4  # bytes of a token in a shard
     rate = tokens_per_second * size
     return Loading(rate, float(tokens * size), rate / storage)
 

@@ -205,7 +205,7 @@ def repetition(tokens: float, unique: float) -> Repetition:
 
 
 def compare(parameters: float, tokens: float, repeated: Repetition | None = None) -> dict[str, Any]:
-    """Compare a model size and token count with the scaling laws, as plain values for the JSON of a plan.
+    """Compare a model size and its training tokens to the scaling laws, as plain values for the JSON of a plan.
 
     The result has the ratio of the tokens to the rule's optimum, the predicted loss in nats per token (by the
     replication) and the optimum of each law.

@@ -37,7 +37,7 @@ def lines(of: Timetable, width: int) -> list[str]:
     """
     slots = [slot for row in of.slots for slot in row]
     shortest = min(slot.end - slot.start for slot in slots)
-    scale = (max(len(label(of, slot.action)) for slot in slots) + 1) / shortest  # columns a time-step
+    scale = (max(len(label(of, slot.action)) for slot in slots) + 1) / shortest  # columns per time-step
     step, axis = tick(6 / scale), ""
     for at in range(0, ceil(of.timesteps), step):
         axis = axis.ljust(round(at * scale)) + str(at)

@@ -19,7 +19,7 @@ from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, lay
 from bessemer.recipe import ResolvedRecipe
 
 LISTED = 10
-MOST_NOTES = 5  # of a plan
+MOST_NOTES = 5
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 

@@ -96,10 +96,10 @@ def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list
 
 
 def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, float, float]:
-    """Return three sizes per token on one device, averaged over the layers.
+    """Return the projected width, hidden units and copied elements of a token on one device, averaged over the layers.
 
-    They are the outputs of attention's projections, the hidden units of the activation, and the elements that dispatch
-    and return copy.
+    The first is the output of attention's projections, the second the width of the MLP's activation, and the third the
+    elements that dispatch and return of experts copy.
     """
     heads, kv_heads = heads_of_rank(model, tensor)
     if not isinstance(model, MixtureConfig):

@@ -128,7 +128,7 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
     layers, (least, extra) = config.layers, divmod(config.layers, count)
     if cut == "even":
         return tuple(least + (stage < extra) for stage in range(count))
-    if cut == "ceiling":  # every stage takes the larger number while there are blocks
+    if cut == "ceiling":  # stages take the larger number of blocks until none are left
         most = -(-layers // count)
         return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))
     if cut == "ends":

@@ -160,7 +160,7 @@ def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
     each = framework.logit_bytes + (framework.split_logit_bytes if layout.tensor > 1 else 0.0)
     whole = 2.0 * job.model.width * tokens  # the gathered input of the output matmul, or its gradient
     gathered = framework.gathered * (1 + (layout.micro_batch > 1)) * whole if layout.tensor > 1 else 0.0
-    scratch = 2.0 * rows * job.model.width if framework.scratch_gradients else 0.0  # of the output matrix
+    scratch = 2.0 * rows * job.model.width if framework.scratch_gradients else 0.0  # output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 

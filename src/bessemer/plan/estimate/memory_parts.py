@@ -244,7 +244,7 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     if n > 1:
         whole = own.all if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
         buffers = narrow * whole
-        # One of the two vocabulary matrices at a time, as in `distributed.memory.state_bytes`.
+        # Only one of the two vocabulary matrices has an unsharded gradient at a time, as in `distributed.memory.state_bytes`.
         fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
         buffers += max(fresh, framework.gradient_bytes * several)
     weights, master, gradients, moments = (one * own.all for one in each(framework, 3, n))

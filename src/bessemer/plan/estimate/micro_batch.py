@@ -128,9 +128,10 @@ def micro_batch_seconds(job: Job, how: Physics) -> MicroBatchSeconds:
 
 @lru_cache(maxsize=16_384)
 def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
-    """Return the time of a micro-batch without its dependence on the pipeline and the number of micro-batches.
+    """Return the time of a micro-batch, cached.
 
-    `queues` is true if a pipeline sends to other nodes.
+    `job` has no pipeline and a batch of 1, because the result does not depend on them. `queues` is true if a pipeline
+    sends to other nodes.
     """
     model, layout, framework, device = job.model, job.layout, job.framework, job.cluster.device
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
@@ -259,12 +260,12 @@ def _context(job: Job, how: Physics) -> tuple[float, float]:
         return 0.0, 0.0
     around = collectives.of(job.cluster, layout.context, layout.tensor, how)
     heads, kv_heads = experts.heads_of_rank(model, layout.tensor)
-    each = 2.0 * ELEMENT_BYTES[job.precision] * tokens * model.head_dim  # of keys and values of one head
-    if job.framework.context == "exchange":  # queries, keys, values and the output, each way
+    each = 2.0 * ELEMENT_BYTES[job.precision] * tokens * model.head_dim  # keys and values of one head
+    if job.framework.context == "exchange":  # exchanges queries, keys, values and the output
         turn = collectives.gather(around, each * (heads + kv_heads))
         return turn, turn
     turn = collectives.gather(around, each * layout.context * (heads if job.framework.repeats_keys else kv_heads))
-    return turn, 2 * turn  # keys and values again, and their gradients back
+    return turn, 2 * turn  # backward gathers keys and values again and returns their gradients
 
 
 def _shard(job: Job, how: Physics) -> tuple[float, float]:

@@ -223,7 +223,7 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     bucket = framework.bucket or inf
     calls, of_experts = max(parameters / bucket, 1.0), max(placed / bucket, 1.0)
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
-    # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
+    # Context ranks hold the same weights, so their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
     ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
     gradients, weights = parameters * framework.reduce_bytes, parameters * framework.gather_bytes
@@ -233,7 +233,7 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     else:
         if layout.zero == 1 or framework.scatter == "step":
             total += collectives.summed(ranks, gradients, calls, framework.sums)
-        elif framework.scatter == "round":  # of each stage, after its backward passes of a round
+        elif framework.scatter == "round":  # each stage reduces after its backward passes of a round
             rounds = 1
             if SCHEDULES[layout.schedule].has_equal_rounds:
                 rounds = interleaved_rounds(layout.pipeline, job.micro_batches)
@@ -242,7 +242,7 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
         total += collectives.reduce(copies, gradients / layout.shard, calls)
-    if placed:  # once a step, among the ranks that hold copies of the same experts
+    if placed:  # experts are reduced once a step, among the ranks that hold copies of them
         copies = collectives.of(job.cluster, experts.ranks(layout), layout.expert, how)
         if layout.zero:
             total += collectives.summed(copies, placed * framework.reduce_bytes, of_experts, framework.sums)
