@@ -63,7 +63,10 @@ class Funnel:
             mine[name] += more[name]
 
     def add(self, other: Funnel) -> None:
-        """Add the counts of a bucket, and its examples if there is room. Buckets must come in ascending order of identities."""
+        """Add the counts of another bucket, and its examples if there is room.
+
+        Add buckets in ascending order of identities, so that the examples are the same in every build.
+        """
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lengths", "lengths_rejected", "languages"):

@@ -120,9 +120,9 @@ class JudgeLines(VerdictTask, DedupTask):
             check_stop()
 
     def _verdicts(self, table: pa.Table, ends: np.ndarray, repeated: np.ndarray) -> pa.Table:
-        """Return the verdicts on a table.
+        """Return verdicts that cut the repeated lines out of a table's documents.
 
-        `ends` has the end of each document's line numbers, and `repeated` the lines to cut.
+        `ends` has the line number after the end of each document, and `repeated` the numbers of the lines to cut.
         """
         rows, firsts = np.unique(np.searchsorted(ends, repeated, side="right"), return_index=True)
         sources = {source.name: source for source in self.corpus.sources}
@@ -143,7 +143,7 @@ class JudgeLines(VerdictTask, DedupTask):
 
 
 class LineStep(GlobalStep, Dedup):
-    """Cut out lines that occur earlier in this corpus or in a previous one."""
+    """Cut out lines that occur earlier in this corpus or in an earlier corpus."""
 
     name = "lines"
     action = "finding repeated lines"

@@ -70,10 +70,10 @@ class GroupTask(task.DedupTask):
 class LinkNeighbours(GroupTask):
     """A task for half a round of large-star small-star over links between documents.
 
-    Odd halves (small-star) receive links to smaller numbers under the larger one, point all of them and the document to the
-    smallest, and write each link for both ends. Even halves (large-star) receive links under both ends, point the larger
-    numbers to the smallest, and write each link for its larger end. The components are stars once `changed` is 0 in two
-    successive halves.
+    Odd halves (small-star) read links to smaller numbers under the larger one. They link all of them and the document to the
+    smallest, and write each link for both ends. Even halves (large-star) read links under both ends, link the larger numbers
+    to the smallest, and write each link for its larger end. The components are stars once `changed` is 0 in two successive
+    halves.
     """
 
     half: int
@@ -111,7 +111,10 @@ class LinkNeighbours(GroupTask):
 
 @dataclass(frozen=True)
 class GroupEdges(GroupTask):
-    """A task that sends a group's edges to the root of their component, which the given number of half rounds found."""
+    """A task that regroups edges by connected component, so that each `ChooseKeepers` task gets whole components.
+
+    `halves` is the number of half rounds that found the components.
+    """
 
     halves: int
 

@@ -38,7 +38,7 @@ def shingle_length(settings: Dedup) -> int:
 
 
 def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
-    """Return signatures of texts that `normalise.fold` folded, as uint32 of shape (texts, num_hashes).
+    """Return MinHash signatures of texts that `normalise.fold` has folded, as uint32 of shape (texts, num_hashes).
 
     A text shorter than a shingle has 2^32 - 1 everywhere and is not compared.
     """
@@ -65,7 +65,7 @@ def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.nda
 
 
 def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Encode texts as one array of bytes, and the int64 offset of each text and of the end."""
+    """Return texts as one array of UTF-8 bytes, and the int64 offset of each text and of the end."""
     array: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
     array = pc.fill_null(array.cast(pa.large_string()), "")
     if not len(array):
@@ -179,10 +179,10 @@ def similarities(
 
 @compiled
 def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
-    """Mark each document that is similar to one that stays, in order, with the edge to the first such document.
+    """Set `edge_of` of each document that is similar to one that stays to the first edge from such a document.
 
-    Edges join left[i] < right[i], places in the order of documents, and are sorted by (right, left). `edge_of` must hold -1;
-    it receives the number of the edge.
+    Documents are decided in order. Edges join left[i] < right[i], places in the order, and are sorted by (right, left).
+    `edge_of` must be filled with -1, which remains for documents that stay.
     """
     for i in range(len(left)):
         one, other = left[i], right[i]

@@ -207,7 +207,7 @@ def is_new(*columns: np.ndarray) -> np.ndarray:
 
 
 class SplitWriter:
-    """A file of arrays, split by target from 0 to num_targets - 1."""
+    """A writer of arrays to one file that is split by target, from 0 to num_targets - 1."""
 
     def __init__(self, path: Path, num_targets: int, run_bytes: int = RUN_BYTES) -> None:
         self.num_targets, self.run_bytes = num_targets, run_bytes
@@ -302,7 +302,7 @@ def load_array(path: AnyPath) -> np.ndarray:
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the chosen arrays of those that are concatenated in `values`, concatenated again."""
+    """Return the chosen arrays of those that are concatenated in `values`, concatenated in the chosen order."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     arrays = pa.LargeListArray.from_arrays(offsets, values)
     return np.asarray(arrays.take(pa.array(chosen)).flatten().to_numpy())

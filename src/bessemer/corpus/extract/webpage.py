@@ -83,9 +83,9 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
     """Return the text of a page, extracted as `[corpus.extract]` says.
 
-    A page that is too large or too deep for that, or has no main content, is extracted by resiliparse instead of trafilatura,
-    or as all text instead of the main content; `metadata` then records it. Raises NotText if parsing would reopen too many
-    formatting elements.
+    Some pages are too large or too deep for that, or have no main content. They are extracted by resiliparse instead of
+    trafilatura, or as all text instead of the main content, and `metadata` records it. Raises NotText if parsing would reopen
+    too many formatting elements.
     """
     from resiliparse.parse.html import HTMLTree
 

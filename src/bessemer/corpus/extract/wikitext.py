@@ -82,7 +82,6 @@ class _Page:
         self.title, self.prefixes = title, prefixes
 
     def render(self, code: Wikicode | None) -> str:
-        """Return the text of all nodes."""
         return "".join(map(self._node, code.nodes)) if code else ""
 
     def _node(self, node: Node) -> str:

@@ -80,7 +80,7 @@ class Part:
     start: int = 0  # first unit of the part; the reader chooses the unit, such as a byte or a row group
     end: int | None = None  # end of the part, exclusive; None for the end of the file
     size: int = 0  # bytes to read, for the budget and the progress bar; an estimate for compressed lines
-    damage: str = ""  # description of a damage that is already known
+    damage: str = ""  # description of known damage
     reason: str = "bad_record"  # reason in reasons.toml under which that damage is counted
     layout: str = ""  # layout of the file, for readers that distinguish several
     stamp: str = ""  # stamp of the file when it was listed
@@ -88,7 +88,7 @@ class Part:
 
 @dataclass
 class Context:
-    """The source, format and recipe that a reader reads for, and the state of that reading."""
+    """The source, format and recipe that a reader works for, with its findings so far."""
 
     source: Source
     format: str
@@ -149,8 +149,8 @@ class Reader(ExtensionBase, ABC):
     def read(self, part: Part) -> Iterable[Document]:
         """Yield the documents of a part. Their keys must be unique within the file.
 
-        An exception of a damaged file (OSError, ValueError, EOFError, and the errors of zipfile, tarfile and zlib) loses the
-        rest of the part, which is counted as `unreadable`. Any other exception is a bug in the class and stops the stage.
+        If the file is damaged, raise OSError, ValueError, EOFError, or an error of zipfile, tarfile or zlib. The rest of the
+        part is then lost and counted as `unreadable`. Any other exception is a bug in the class and stops the stage.
         """
 
     def part(self, file: File, start: int = 0, end: int | None = None, size: int | None = None, **more: str) -> Part:

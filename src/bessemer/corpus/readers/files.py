@@ -54,7 +54,7 @@ def contents(files: Sequence[File]) -> list[list[Any]]:
 
 @dataclass
 class Listing:
-    """The files that the paths of a source name."""
+    """The files that the paths of a source contain: those that it reads, and others."""
 
     read: list[File]  # files of the source's format, sorted by name
     # Other files in the folders, sorted by name: those with other endings and irregular ones. It has no hidden files, no

@@ -1,6 +1,6 @@
 """Streaming decompression of gzip, bzip2, xz and Zstandard files with any number of members, in bounded memory.
 
-All content before a damage is yielded, except for that of the last FEED_BYTES of compressed data.
+All content before damaged data is yielded, except for that of the last FEED_BYTES of compressed data.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _decoder(compression: str) -> Any:
 def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
     """Yield the content of all members of a file, which zeros may separate.
 
-    Raises Damaged after the content before a damage.
+    Raises Damaged after all content before the damage has been yielded.
     """
     file.seek(0)
     decoder: Any = None

@@ -227,7 +227,7 @@ class _Utf8Stream:
             raise ValueError(f"a record of more than {MAX_RECORD_BYTES} bytes")
         raw, block = b" ", b""
         while raw and not block:
-            raw = self.file.read1(size)  # type: ignore[attr-defined]  # what there is before damage
+            raw = self.file.read1(size)  # type: ignore[attr-defined]  # read1 returns the data before the damage
             block = self.decoder.decode(raw, not raw).encode()
         self.num_waiting += len(block)
         return block

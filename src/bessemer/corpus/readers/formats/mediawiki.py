@@ -99,7 +99,7 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     """Yield the bytes up to the end of each page, then the rest. A piece has at most about MAX_RECORD_BYTES."""
     buffer, searched = bytearray(), 0
-    while block := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # read1 returns the data before a damage
+    while block := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # read1 returns the data before the damage
         buffer += block
         while (end := buffer.find(_PAGE_END, searched)) >= 0 or len(buffer) > MAX_RECORD_BYTES:
             end = end + len(_PAGE_END) if end >= 0 else len(buffer)

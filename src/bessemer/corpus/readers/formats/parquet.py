@@ -69,7 +69,7 @@ class ParquetReader(Reader):
         return "", ""
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the rows of a row group. Rows after a damage become rejected documents.
+        """Yield the rows of a row group. Rows after damaged data become rejected documents.
 
         Rows are read in small batches, because Arrow cannot build a nested column of over 2 GiB at once.
         """

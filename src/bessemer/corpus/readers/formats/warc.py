@@ -1,9 +1,9 @@
 """HTML pages in response records of crawl archives (WARC 1.0 and 1.1, ISO 28500), read by fastwarc.
 
-Reading ends at the first damage in a file. The rest is one rejected document with the position and the bytes lost.
+Reading stops at the first damaged record. The rest of the file is one rejected document with the position and the bytes lost.
 
-The key of a document is the byte offset of its record in the archive (in a compressed archive that of the member, as in
-Common Crawl's index), plus "+N" for the Nth further record at the same offset.
+The key of a document is the byte offset of its record in the archive, plus "+N" for the Nth further record at that offset. In
+a compressed archive it is the offset of the member, as in Common Crawl's index.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
     """Return at most `limit` + 1 bytes of a response's decoded body, and a description of damage or "".
 
     Crawlers store decoded bodies with the headers of their codings, so a coding that does not fit is skipped if the body is
-    markup. Content before a damage is kept. Raises NotText.
+    markup. Content before the damage is kept. Raises NotText.
     """
     found = _BLANK_LINE.search(block)
     start = found.end() if found else len(block)
