@@ -179,10 +179,11 @@ def similarities(
 
 @compiled
 def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
-    """Set `edge_of` of each document that is similar to one that stays to the first edge from such a document.
+    """Set `edge_of` of each document to reject to its first edge from a document that stays.
 
-    Documents are decided in order. Edges join left[i] < right[i], places in the order, and are sorted by (right, left).
-    `edge_of` must be filled with -1, which remains for documents that stay.
+    In order, a document stays unless an edge joins it to an earlier one that stays. `can_go` marks the documents that may be
+    rejected. Edges join left[i] < right[i], places in the order, and are sorted by (right, left). `edge_of` must be filled
+    with -1, which remains for documents that stay.
     """
     for i in range(len(left)):
         one, other = left[i], right[i]
