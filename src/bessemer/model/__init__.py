@@ -1,1 +1,1 @@
-"""The transformer: its dimensions, its blocks, its initial weights, and its way to and from the Hugging Face layout."""
+"""The transformer: its configuration, blocks and initial weights, and its conversion to and from the Hugging Face layout."""

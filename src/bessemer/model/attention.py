@@ -1,9 +1,9 @@
-"""The attention sublayer, over the kernels that are fast on each device. None holds a T x T matrix.
+"""The attention sublayer and the attention kernels of each device. None of them holds a T x T matrix.
 
-Its parameters and costs: `sublayers.attention_facts`. What each token sees: attention_scope.py.
+Parameters and costs are in `sublayers.attention_facts`, and the tokens that each token sees in `attention_scope.py`.
 
-Shapes: B sequences, H query heads, G key/value heads, R = H / G, T tokens, K width of a head, D width; C queries of a chunk,
-N keys of a chunk.
+Shapes: B sequences, H query heads, G key/value heads, R = H / G, T tokens, K width of a head, D width; C queries of a
+chunk, N keys of a chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bessemer.model.kernels import Rotation, heads_first, linear, rotate, runs_b
 from bessemer.model.layers import LinearFunction, RMSNorm, joint_bias, linear_layer
 from bessemer.model.sublayers import attention_facts
 
-SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at one time where no fused kernel knows soft caps
-OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
-MAX_LOGITS = 1 << 25  # scores measured at a time, if 16 queries fit: 128 MiB
-LOGIT_CHUNK = 64  # queries on a CPU, whose cache then holds their scores: twice as fast as 256
+SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at once when no fused kernel supports soft caps
+OFFSET_CHUNK = 256  # queries per mask when some keys come before the first query: fastest of 64 to 2,048
+MAX_LOGITS = 1 << 25  # scores computed at once in `largest_logits`, 128 MiB, but at least those of 16 queries
+LOGIT_CHUNK = 64  # queries on a CPU, so that their scores fit the cache: twice as fast as 256
 
-# (queries, keys, values, scope, dropout masks) to (B, H, T, K)
+# Maps (queries, keys, values, scope, dropout masks) to the attention output, (B, H, T, K).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionScope, DropoutMasks | None], Tensor]
 
-# Recompute a part of the forward pass in the backward pass. A model draws no random numbers (dropout's masks are a function of
+# Recomputes a part of the forward pass in the backward pass. A model draws no random numbers (dropout masks are computed from
 # keys), so no generator state is saved.
 recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -40,10 +40,17 @@ recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=Fal
 def attention(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None
 ) -> Tensor:
-    """Softmax attention within each document, over what the scope's spec allows. Returns (B, H, T, K).
+    """Compute softmax attention within each document, over the keys that the scope allows.
 
-    The scope's documents may say that the queries are only some of a sequence's tokens; keys and values are of all.
-    masks: which attention weights are dropped.
+    Args:
+        q_BHTK: Queries; with context parallelism only some tokens of a sequence, as the scope's documents describe.
+        k_BGTK: Keys of all tokens.
+        v_BGTK: Values of all tokens.
+        scope: The documents, the window and the mask of the batch.
+        masks: Dropout masks; their attention rate drops attention weights.
+
+    Returns:
+        The weighted values, (B, H, T, K).
     """
     if masks is not None and masks.rates.attention:
         return _with_dropout(q_BHTK, k_BGTK, v_BGTK, scope, masks)
@@ -55,9 +62,10 @@ def attention(
 
 
 def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope) -> Tensor:
-    """One fused call a document: on a CPU four times as fast as a boolean mask, and the only way with a backward.
+    """Compute attention with one fused call per document.
 
-    `leave_out_of_compilation`: compiled blocks would be compiled anew for each batch's documents.
+    On a CPU this is four times as fast as a boolean mask, and the only way that has a backward pass.
+    `leave_out_of_compilation` excludes it from compiled blocks, which would be recompiled for the documents of each batch.
     """
     assert scope.documents is not None
     blocks = scope.documents.query_blocks
@@ -76,7 +84,10 @@ def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
 
 
 def leave_out_of_compilation() -> None:
-    """Before blocks are compiled. As a decorator it would load the compiler, half a second, wherever the model is imported."""
+    """Exclude `_per_document` from compilation; call it before blocks are compiled.
+
+    A decorator would load the compiler, which takes half a second, wherever the model is imported.
+    """
     global _per_document
     _per_document = torch.compiler.disable(_per_document)  # type: ignore[no-untyped-call]
 
@@ -84,8 +95,10 @@ def leave_out_of_compilation() -> None:
 def _one_document(
     q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, first: int = 0, *, is_part: bool = False
 ) -> Tensor:
-    """Attention of queries at first, first + 1, ... over the keys of one document, which are at 0, 1, ...; is_part: of several,
-    of any length."""
+    """Compute attention of queries at first, first + 1, ... over the keys of one document, which start at 0.
+
+    With `is_part`, the document is one of several and has any length.
+    """
     count, length = q_BHCK.shape[2], k_BGTK.shape[2]
     if spec.causal and first + count < length:
         length = first + count
@@ -107,7 +120,7 @@ def _one_document(
 
 
 def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, start: int) -> Tensor:
-    """Attention of the queries at start, start + 1, ... over the keys that any of them may see."""
+    """Compute attention of the queries at start, start + 1, ... over the keys that any of them sees."""
     end, length = start + q_BHCK.shape[2], k_BGTK.shape[2]
     first, last = spec.keys_of(start, end, length)
     index = torch.arange(length, device=q_BHCK.device)
@@ -116,7 +129,7 @@ def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, 
 
 
 def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attention under a mask. With a soft cap the scores are recomputed in the backward pass, never kept."""
+    """Compute attention with a boolean mask. With a soft cap, the backward pass recomputes the scores instead of storing them."""
     if not spec.soft_cap:
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGNK, v_BGNK, attn_mask=allowed_CN, scale=spec.scale, enable_gqa=q_BHCK.shape[1] != k_BGNK.shape[1]
@@ -125,9 +138,9 @@ def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, 
 
 
 def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope, masks: DropoutMasks) -> Tensor:
-    """Attention with weights dropped after the softmax, by masks that no fused kernel takes.
+    """Compute attention with dropout on the weights after the softmax, which no fused kernel supports with these masks.
 
-    Some queries at a time, whose scores are recomputed in the backward pass, never kept.
+    It handles one chunk of queries at a time, whose scores the backward pass recomputes instead of storing them.
     """
     length, parts = k_BGTK.shape[2], []
     for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
@@ -140,8 +153,10 @@ def _dropped_chunk(
     q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, scope: AttentionScope, masks: DropoutMasks, queries: slice, start: int,
     keys: slice,
 ) -> Tensor:  # fmt: skip
-    """Attention of the queries at start, start + 1, ... of the sequence over these of its keys; queries: the same among the
-    local tokens."""
+    """Compute attention with dropout for the queries at start, start + 1, ... of the sequence over a slice of its keys.
+
+    `queries` is the slice of the same queries among the local tokens.
+    """
     allowed = scope.allows(slice(start, start + q_BHCK.shape[2]), keys, q_BHCK.device)
     drop = partial(masks.attention, queries=queries, first=keys.start)
     return _by_scores(q_BHCK, k_BGNK, v_BGNK, allowed, scope.spec, drop)
@@ -149,8 +164,11 @@ def _dropped_chunk(
 
 @torch.no_grad()
 def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
-    """The largest score that attention would see in each head, (H,), over a batch: scaled, before a soft cap, in fp32 (fp64 for
-    fp64). As in `attention`, the L queries may be some of the T tokens. Some queries at a time, so that memory is bounded."""
+    """Return the largest attention score of each head over a batch, (H,), scaled and before a soft cap.
+
+    As in `attention`, the L queries may be some of the T tokens. Scores are computed in fp32 (fp64 for fp64) for one chunk
+    of queries at a time, which bounds memory.
+    """
     spec, documents, length = scope.spec, scope.documents, k_BGTK.shape[2]
     batch, heads = q_BHLK.shape[:2]
     chunk = min(max(MAX_LOGITS // (batch * heads * length), 16), length if q_BHLK.is_cuda else LOGIT_CHUNK)
@@ -159,11 +177,11 @@ def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Ten
         q_BGRLK, keys_BGKT = q_BHLK.unflatten(1, (k_BGTK.shape[1], -1)), upcast(k_BGTK).transpose(2, 3)  # type: ignore[no-untyped-call]
         for queries, start, keys in scope.chunks(length, chunk):
             q_BGRCK = upcast(q_BGRLK[:, :, :, queries])
-            # Queries that share a key are rows of one matmul, which then needs no copies of the keys.
+            # Queries that share a key are rows of one matmul, which avoids copies of the keys.
             flat = q_BGRCK.flatten(2, 3) @ keys_BGKT[..., keys]
             scores_BGRCN = flat.unflatten(2, q_BGRCK.shape[2:4])  # type: ignore[no-untyped-call]
             first, last, end = keys.start, keys.stop, start + q_BGRCK.shape[3]
-            if documents is None and not spec.window:  # every query sees all keys before the chunk, or all at once
+            if documents is None and not spec.window:  # every query sees all keys before the chunk, or all keys
                 first = start if spec.causal else last
             if first < last:
                 allowed = scope.allows(slice(start, end), slice(first, last), q_BHLK.device).unsqueeze(-3)
@@ -176,8 +194,10 @@ def _by_scores(
     q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec,
     drop: Callable[[Tensor], Tensor] = lambda p_BHCN: p_BHCN,
 ) -> Tensor:  # fmt: skip
-    """Attention without a fused kernel: all scores, their softmax in fp32 (fp64 for fp64), of which `drop` takes some, and the
-    weighted values."""
+    """Compute attention without a fused kernel: all scores, their softmax in fp32 (fp64 for fp64), and the weighted values.
+
+    `drop` applies dropout to the attention weights.
+    """
     k_BHNK, v_BHNK = (x.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1) for x in (k_BGNK, v_BGNK))
     scores = q_BHCK @ k_BHNK.transpose(2, 3) * spec.scale_of(q_BHCK)
     if spec.soft_cap:
@@ -198,8 +218,10 @@ def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope)
 
 
 class LayerKVCache:
-    """Keys and values of one layer of a causal model over a batch of sequences of equal length, in memory that is allocated once.
-    length: tokens so far."""
+    """The keys and values of one layer of a causal model, for a batch of sequences of equal length.
+
+    The memory is allocated once. `length` is the number of tokens in the cache.
+    """
 
     def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
         assert config.causal, "an encoder's hidden states change with every token that follows: nothing can be kept"
@@ -208,7 +230,7 @@ class LayerKVCache:
         self.length = 0
 
     def append(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens; returns all of them, old and new."""
+        """Add the keys and values of new tokens, and return those of all tokens."""
         end = self.length + k_BGTK.shape[2]
         self._keys[:, :, self.length : end] = k_BGTK
         self._values[:, :, self.length : end] = v_BGTK
@@ -219,8 +241,8 @@ class LayerKVCache:
 class Attention(nn.Module):
     """Grouped-query self-attention.
 
-    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. A shard
-    along the first dimension has whole heads. `qkv_bias` is (G, R + 2, K).
+    `qkv` is (G, R + 2, K, D): for each key/value head, the R query heads that share it, its key and its value. A shard
+    along the first dimension has complete heads. `qkv_bias` is (G, R + 2, K).
     """
 
     project: LinearFunction = staticmethod(linear)
@@ -252,7 +274,7 @@ class Attention(nn.Module):
         return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
     def queries_keys_values(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
+        """Return queries (B, H, T, K), keys and values (B, G, T, K), with queries and keys normalised and rotated."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         if isinstance(self.q_norm, nn.Identity) and (heads := split_heads(joined_BTGRK, rotation)) is not None:

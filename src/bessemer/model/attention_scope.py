@@ -1,4 +1,4 @@
-"""Which tokens attention sees: causality, windows and documents.
+"""The tokens that attention sees: causality, windows and documents.
 
 Shapes: B sequences, T tokens.
 """
@@ -17,11 +17,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a layer's attention computes, whatever the batch.
+    """The part of a layer's attention that does not depend on the batch.
 
-    causal: a token sees itself and earlier ones; window: that many tokens, itself included (causal), or half as many to
-    each side (bidirectional); 0: no limit; soft_cap: scores are soft_cap * tanh(score / soft_cap) (Gemma 2, Gemma Team
-    2024, section 2.4); 0: as they are; scale: scores are multiplied by it first; None: by 1 / sqrt(K).
+    Attributes:
+        causal: True if a token sees only itself and earlier tokens.
+        window: Number of tokens seen, including the token itself (causal), or half of it on each side (bidirectional); 0
+            for no limit.
+        soft_cap: Replaces scores by soft_cap * tanh(score / soft_cap) (Gemma 2, Gemma Team 2024, section 2.4); 0 for none.
+        scale: Factor on the scores, applied first; None for 1 / sqrt(K).
     """
 
     causal: bool = True
@@ -31,26 +34,26 @@ class AttentionSpec:
 
     @property
     def back(self) -> int:
-        """Tokens seen before the own one, when the window limits them."""
+        """Number of tokens seen before the token itself, if there is a window."""
         return self.window - 1 if self.causal else self.window // 2
 
     @property
     def ahead(self) -> int:
-        """Tokens seen after the own one, when the window limits them."""
+        """Number of tokens seen after the token itself, if there is a window."""
         return 0 if self.causal else self.window // 2
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether positions `query` see positions `key` (broadcast)."""
+        """Return True where positions `query` see positions `key`; the two tensors broadcast."""
         allowed = query >= key if self.causal else torch.ones_like(query - key, dtype=torch.bool)
         return allowed & (query - key <= self.back) & (key - query <= self.ahead) if self.window else allowed
 
     def keys_of(self, start: int, end: int, length: int) -> tuple[int, int]:
-        """The range of keys, of `length`, that any of the queries start, ..., end - 1 sees."""
+        """Return the range [first, end) of the `length` keys that any of the queries start, ..., end - 1 sees."""
         first = max(start - self.back, 0) if self.window else 0
         return first, min(end + self.ahead, length) if self.window or self.causal else length
 
     def scale_of(self, q_BHTK: Tensor) -> float:
-        """What the scores of queries are multiplied by."""
+        """Return the factor on the attention scores of these queries."""
         return float(q_BHTK.shape[-1] ** -0.5) if self.scale is None else self.scale
 
 
@@ -58,8 +61,11 @@ class AttentionSpec:
 class QueryBlock:
     """Queries of one document that are computed together.
 
-    rows: the sequences; queries: slice of the local tokens; keys: slice of the sequence that is the document;
-    first: position of the first query in the document.
+    Attributes:
+        rows: The sequences of the batch.
+        queries: Slice of the local tokens.
+        keys: Slice of the sequence that the document covers.
+        first: Position of the first query in the document.
     """
 
     rows: slice
@@ -70,10 +76,12 @@ class QueryBlock:
 
 @dataclass(frozen=True)
 class Documents:
-    """Where documents lie in a batch of packed sequences; attention stays inside them and positions start at 0.
+    """The documents in a batch of packed sequences; attention stays inside them and their positions start at 0.
 
-    position_BT: position of each token within its document; document_BT: number of the document within its row, for masks
-    on the device; spans: (row, start, end) of each document, in order; left out on CUDA.
+    Attributes:
+        position_BT: Position of each token within its document.
+        document_BT: Number of the document within its row, for masks on the device.
+        spans: (row, start, end) of each document, in order; empty on CUDA.
     """
 
     position_BT: Tensor
@@ -82,7 +90,7 @@ class Documents:
 
     @classmethod
     def from_tokens(cls, tokens_BT: Tensor, end_of_text: int) -> Documents:
-        """Documents of packed sequences: each ends with its end-of-text token, the last one with the sequence."""
+        """Build from packed sequences whose documents end with an end-of-text token or with the sequence."""
         starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
         starts_BT[:, 0] = True
         starts_BT[:, 1:] = tokens_BT[:, :-1] == end_of_text
@@ -90,18 +98,18 @@ class Documents:
 
     @classmethod
     def padded(cls, lengths_B: Tensor, length: int) -> Documents:
-        """One document a row, of the given length; what pads the row up to `length` tokens is a document of its own."""
+        """Build with one document of the given length per row; the padding up to `length` tokens is a separate document."""
         index_T = torch.arange(length, device=lengths_B.device)
         return cls.from_starts((index_T == 0) | (index_T == lengths_B[:, None]))
 
     @classmethod
     def from_starts(cls, starts_BT: Tensor) -> Documents:
-        """Documents that begin where `starts_BT` is true, as it is at the start of each row."""
+        """Build with documents that start where `starts_BT` is True, which it must be at the start of each row."""
         length = starts_BT.shape[1]
         index_T = torch.arange(length, device=starts_BT.device)
         position_BT = index_T - torch.where(starts_BT, index_T, 0).cummax(dim=1).values
         document_BT = starts_BT.cumsum(dim=1)
-        if starts_BT.is_cuda:  # masks are made on the device; reading the spans back would make it wait
+        if starts_BT.is_cuda:  # masks are built on the device, and reading the spans back would synchronise with it
             return cls(position_BT, document_BT, ())
         starts = starts_BT.nonzero().tolist()
         ends = [start if row == last else length for (last, _), (row, start) in pairwise(starts)]
@@ -110,7 +118,7 @@ class Documents:
 
     @property
     def query_blocks(self) -> tuple[QueryBlock, ...]:
-        """Blocks to attend one after another, in token order: a document each, or all rows at once where each is one document."""
+        """The blocks of queries in token order: one document each, or all rows at once if each row is one document."""
         batch, length = self.document_BT.shape
         if len(self.spans) == batch:
             return (QueryBlock(slice(0, batch), slice(0, length), slice(0, length)),)
@@ -119,16 +127,16 @@ class Documents:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) in the sequence of each run of local tokens, in order."""
+        """The (start, end) in the sequence of each run of local tokens, in order."""
         return ((0, self.length),)
 
     @property
     def length(self) -> int:
-        """Tokens of a whole sequence."""
+        """Number of tokens in a full sequence."""
         return self.document_BT.shape[1]
 
     def block_mask(self, spec: AttentionSpec) -> Any:
-        """FlexAttention's mask: what the spec allows within each document."""
+        """Return FlexAttention's mask: the keys that the spec allows within each document."""
         document_BT = self.document_BT
         batch, length = document_BT.shape
 
@@ -140,10 +148,13 @@ class Documents:
 
 @dataclass(frozen=True)
 class AttentionScope:
-    """What attention sees in one batch: made once for all the layers of a forward pass that see the same.
+    """The tokens that attention sees in one batch, shared by all layers of a forward pass with the same spec.
 
-    block_mask: FlexAttention's mask on CUDA, where a mask is needed; it skips the blocks between documents and outside
-    the window.
+    Attributes:
+        spec: The part that does not depend on the batch.
+        documents: The documents of the batch; None if each sequence is one document.
+        block_mask: FlexAttention's mask on CUDA if a mask is needed; it skips the blocks between documents and outside the
+            window.
     """
 
     spec: AttentionSpec
@@ -154,14 +165,14 @@ class AttentionScope:
     def each(
         cls, specs: Collection[AttentionSpec], documents: Documents | None, length: int, device: torch.device
     ) -> dict[AttentionSpec, AttentionScope]:
-        """The scopes of a batch, see `of`. Specs that differ in their scale share a mask."""
+        """Return the scope of each spec for a batch (`of`). Specs that differ only in their scale share a mask."""
         unscaled = {spec: replace(spec, scale=None) for spec in specs}
         scopes = {plain: cls.of(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
         return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
 
     @classmethod
     def of(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> AttentionScope:
-        """The scope of a batch of `length` tokens a row on `device`."""
+        """Return the scope of a batch with `length` tokens per row on `device`."""
         if device.type != "cuda" or not (documents is not None or spec.window or spec.soft_cap):
             return cls(spec, documents, None)
         if documents is not None:
@@ -169,7 +180,7 @@ class AttentionScope:
         return cls(spec, None, _mask_of_spec(spec, length, device))
 
     def allows(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
-        """Whether these queries of the sequence see these keys: (C, N), or (B, 1, C, N) within documents."""
+        """Return True where these queries of the sequence see these keys: (C, N), or (B, 1, C, N) with documents."""
         index = torch.arange(max(queries.stop, keys.stop), device=device)
         allowed = self.spec.allows(index[queries, None], index[keys])
         if self.documents is None:
@@ -178,8 +189,11 @@ class AttentionScope:
         return allowed & (document_BT[:, None, queries, None] == document_BT[:, None, None, keys])
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
-        """The local queries, at most `size` at a time: their slice, the place of the first in the sequence of `length` tokens,
-        and the slice of the keys that any of them sees."""
+        """Yield the local queries, at most `size` at a time, with the keys that any of them sees.
+
+        Each item has the slice of the queries among the local tokens, the index of the first query in the sequence of
+        `length` tokens, and the slice of the keys.
+        """
         here = 0
         for low, high in ((0, length),) if self.documents is None else self.documents.ranges:
             for start in range(low, high, size):
@@ -190,8 +204,10 @@ class AttentionScope:
 
 @lru_cache(maxsize=4)
 def flex_function(name: str, device: str) -> Any:
-    """Return a function of FlexAttention, compiled on CUDA: only then attention is a kernel, and a block mask made without one of
-    all queries and keys. A CPU gets the slow reference."""
+    """Return a function of FlexAttention, compiled on CUDA; a CPU gets the slow reference.
+
+    Without compilation FlexAttention is not a fused kernel, and building a block mask allocates all queries x keys.
+    """
     from torch.nn.attention import flex_attention
 
     function = getattr(flex_attention, name)
@@ -199,7 +215,10 @@ def flex_function(name: str, device: str) -> Any:
 
 
 def make_block_mask(allows: Any, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
-    """Return FlexAttention's mask. allows: (b, h, q, kv) to whether a query sees a key; batch: None for all rows the same."""
+    """Return FlexAttention's block mask.
+
+    `allows` maps (b, h, q, kv) to True where a query sees a key. A `batch` of None uses the same mask for all rows.
+    """
     return flex_function("create_block_mask", device.type)(allows, batch, None, queries, keys, device=device)
 
 

@@ -1,9 +1,10 @@
 """Kernels for bf16 on a CPU: the operations between the matmuls, each in one pass over memory.
 
-A CPU with bf16 units multiplies so fast that the passes between the matmuls would take most of a step: torch's widen to fp32,
-work and narrow again, each in a pass of its own. These read bf16, compute in fp32 and round once to bf16 (to nearest, ties to
-even), which is faster and closer to the exact result. Rows are divided among torch's threads. A row's result depends on the
-row alone, and sums over rows go by blocks of fixed size, so that the number of threads does not change a bit.
+A CPU with bf16 units multiplies so fast that the operations between the matmuls would take most of a step: torch converts
+to fp32, computes and converts back, each in a separate pass. These kernels read bf16, compute in fp32 and round once to
+bf16 (to nearest, ties to even), which is faster and closer to the exact result. Rows are divided among torch's threads. A
+row's result depends on that row alone, and sums over rows use blocks of fixed size, so the number of threads does not
+change any bit.
 
 Shapes: M rows (tokens), D width, F hidden width, N heads of all sequences, C queries, T keys, V vocabulary.
 """
@@ -25,7 +26,7 @@ from bessemer.common.environment import num_cores
 from bessemer.model import bf16_kernels as kernels
 from bessemer.model.bf16_kernels import SUM_ROWS, Bits, Floats
 
-MIN_ELEMENTS = 1 << 15  # of one thread's part: less is not worth waking a thread
+MIN_ELEMENTS = 1 << 15  # minimum elements per thread; waking a thread for fewer is not worth it
 
 
 def _bits(x: Tensor) -> Bits:
@@ -33,7 +34,7 @@ def _bits(x: Tensor) -> Bits:
 
 
 def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
-    """kernel(first, last, ...) over all rows, in parts of whole blocks on torch's threads."""
+    """Call kernel(first, last, ...) on ranges of all rows, in multiples of `block` rows, on torch's threads."""
     parts = min(torch.get_num_threads(), max(elements // MIN_ELEMENTS, 1), -(-rows // block))
     if parts <= 1:
         kernel(0, rows, *arguments)
@@ -49,12 +50,12 @@ def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads of this process; one that is forked has to start its own."""
+    """Return the thread pool of this process; a forked process must start a new one."""
     return ThreadPoolExecutor(num_cores(), thread_name_prefix="bf16")
 
 
 class NarrowNorm(torch.autograd.Function):
-    """Keeps the input and one number a token."""
+    """RMSNorm in bf16 that saves its input and one number per token for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -81,7 +82,7 @@ class NarrowNorm(torch.autograd.Function):
 
 
 class NarrowGate(torch.autograd.Function):
-    """Keeps gate and up."""
+    """SwiGLU in bf16 that saves gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -102,7 +103,10 @@ class NarrowGate(torch.autograd.Function):
 
 
 def turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Heads rotated (direction 1) or rotated back (-1), laid out by head. cos, sin: (T, 1, P/2), or (B, T, 1, P/2)."""
+    """Return heads rotated (direction 1) or rotated back (-1), in memory order (B, H, T, K).
+
+    Cosines and sines are (T, 1, P/2) or (B, T, 1, P/2).
+    """
     batch, length, heads, width = x_BTHK.shape
     out_BHTK = x_BTHK.new_empty(batch, heads, length, width)
     x_ME, out_LK = x_BTHK.reshape(batch * length, heads * width), out_BHTK.flatten(0, 2)
@@ -114,8 +118,11 @@ def turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor
 
 
 class NarrowHeads(torch.autograd.Function):
-    """The joined matmul of queries, keys and values, (B, T, G, R + 2, K), to rotated queries (B, H, T, K) and keys and values
-    (B, G, T, K). rotation: cosines and sines as in `turned`; without columns: none."""
+    """Split and rotate the joint matmul of queries, keys and values in bf16.
+
+    Maps (B, T, G, R + 2, K) to rotated queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are those
+    of `turned`, and without columns nothing is rotated.
+    """
 
     @staticmethod
     def forward(ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,22 +158,22 @@ def _move_joined(
 
 
 def _angles(cos: Tensor, sin: Tensor) -> tuple[Floats, Floats]:
-    """Each (T, P/2), or (B T, P/2)."""
+    """Return cosines and sines as NumPy arrays, each (T, P/2) or (B T, P/2)."""
     cos_RP, sin_RP = (x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin))
     return cos_RP, sin_RP
 
 
 class NarrowAttention(torch.autograd.Function):
-    """Softmax attention of one document by torch's kernel; its gradient by batched matmuls, a block of queries at a time.
+    """Softmax attention of one document by torch's kernel, with a gradient by batched matmuls over blocks of queries.
 
-    torch's own backward kernel for a CPU does not reach the bf16 units. As there, the softmax is recomputed from its saved
-    log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are, too. Lengths are padded
-    to multiples of PADDED: for matmuls of every new shape oneDNN keeps about a megabyte of machine code, and documents have
-    hundreds of lengths.
+    Torch's backward kernel for a CPU does not use the bf16 units. As in that kernel, the softmax is recomputed from its
+    saved log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are rounded as
+    well. Lengths are padded to multiples of PADDED: for every new matmul shape oneDNN keeps about a megabyte of machine
+    code, and documents have hundreds of lengths.
     """
 
-    QUERIES = 256  # of a head at a time
-    LENGTHS = range(16, 513)  # of queries of whole sequences: for fewer and for more torch's kernel is as fast
+    QUERIES = 256  # queries of a head per block
+    LENGTHS = range(16, 513)  # queries of full sequences; outside of this range torch's kernel is as fast
     PADDED = 64
 
     @staticmethod
@@ -197,7 +204,7 @@ class NarrowAttention(torch.autograd.Function):
             some = slice(first, min(first + NarrowAttention.QUERIES, length))
             end = min(some.stop, keys) if ctx.causal else keys
             q_NCK, gradient_NCK, out_NCK = (x[:, :, some].flatten(1, 2) for x in (q_NRTK, gradient_NRTK, out_NRTK))
-            # Strided, bmm is slow.
+            # bmm is slow on strided inputs.
             k_NEK, v_NEK = (x if end == keys else x[:, :end].contiguous() for x in (k_NTK, v_NTK))
             weights_NCE = torch.bmm(q_NCK, k_NEK.mT)
             rests_NCE = torch.baddbmm(weights_NCE, q_NCK, k_NEK.mT, beta=-1)
@@ -218,13 +225,13 @@ class NarrowAttention(torch.autograd.Function):
 
 
 def _padded(x_BHT: Tensor, multiple: int) -> Tensor:
-    """The tensor with zeros after its tokens (dimension 2), up to a multiple of their number."""
+    """Pad the tokens (dimension 2) with zeros to a multiple of `multiple`."""
     extra = -x_BHT.shape[2] % multiple
     return F.pad(x_BHT, (0, 0) * (x_BHT.dim() - 3) + (0, extra)) if extra else x_BHT
 
 
 def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
-    """The sum over blocks of queries, each over the first of the keys, in fp32."""
+    """Return the sum over blocks of queries, in fp32; each block covers the first keys only."""
     if len(parts) == 1 and parts[0].shape[1] == keys:
         return parts[0]
     total_NTK = parts[0].new_zeros(len(parts[0]), keys, parts[0].shape[2], dtype=torch.float32)
@@ -234,13 +241,16 @@ def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
 
 
 def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
-    """Add a multiple of bf16 to fp32 of the same shape, both contiguous."""
+    """Add `factor` times a bf16 tensor to an fp32 tensor of the same shape, in place; both are contiguous."""
     arrays = total.view(-1).numpy(), _bits(summand.view(-1))
     _by_rows(kernels.add, total.numel(), total.numel(), *arrays, np.float32(factor), block=SUM_ROWS)
 
 
 def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_grad: bool) -> tuple[Tensor, Tensor]:
-    """Each token's cross-entropy and z-loss, in fp32, 0 without a target; logits become their gradient, in place."""
+    """Return each token's cross-entropy and z-loss in fp32, which are 0 without a target.
+
+    The logits are replaced by their gradient in place.
+    """
     nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
     _by_rows(
         kernels.cross_entropy, len(targets_C), 4 * logits_CV.numel(), _bits(logits_CV), targets_C.numpy(), np.float32(z_loss),

@@ -1,7 +1,7 @@
-"""The loops of `bf16`, compiled by numba at the first call and kept on disk; they run without the interpreter's lock.
+"""The loops of `bf16`, compiled by numba at the first call and cached on disk; they run without the GIL.
 
-Each takes the range of rows to do, first to before last. Arrays are the bits of bf16 as uint16, or float32. The conversions are
-instructions of LLVM, so that loops have no calls and vectorise.
+Each loop takes the range of rows [first, last). Arrays are float32, or bf16 as uint16 bits. Conversions are LLVM
+instructions, so that loops contain no calls and vectorise.
 
 Shapes: see `bf16`.
 """
@@ -20,17 +20,17 @@ from numba.extending import intrinsic
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
-SUM_ROWS = 256  # rows whose share of a weight's gradient is summed at a time
+SUM_ROWS = 256  # rows whose share of a weight's gradient is summed in one block
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
-# (4th to 0th coefficient) e^f = 1 + f + f^2 p(f) for |f| <= ln(2) / 2 (Cephes, expf): 2e-7 relative
+# Coefficients of p, highest first, in e^f = 1 + f + f^2 p(f) for |f| <= ln(2) / 2 (Cephes, expf), with a relative error of 2e-7.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # n times the first is exact
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln(2); an integer times the first is exact
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
-    """uint16, the bits of a bf16, to float32."""
+    """Convert the bits of a bf16 (uint16) to float32."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.shl(builder.zext(arguments[0], _I32), _I32(16)), _F32)
@@ -40,7 +40,7 @@ def widen(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(typing: Any, value: Any) -> Any:
-    """float32 to the bits of the nearest bf16, ties to even; every NaN to one quiet NaN."""
+    """Convert float32 to the bits of the nearest bf16, ties to even; every NaN becomes the same quiet NaN."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], _I32)
@@ -54,7 +54,7 @@ def narrow(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def ordered(typing: Any, bits: Any) -> Any:
-    """The bits of a bf16 to an int32 that is larger for a larger number, largest for NaN; `unordered` is its inverse."""
+    """Map the bits of a bf16 to an int32 with the same order, NaN last; `unordered` is the inverse."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         signed = builder.sext(arguments[0], _I32)
@@ -74,7 +74,7 @@ def unordered(typing: Any, key: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def exp(typing: Any, value: Any) -> Any:
-    """e^x in float32, of x between -87 and 88; beyond, that of the bound. A vectorised loop has no call to a library."""
+    """Compute e^x in float32 for x clamped to [-87, 88]. A library call would prevent vectorisation."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def constant(number: float) -> Any:
@@ -86,9 +86,11 @@ def exp(typing: Any, value: Any) -> Any:
         x, low, high = arguments[0], constant(-87.0), constant(88.0)
         x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
         x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-        known = builder.select(builder.fcmp_unordered("uno", x, x), low, x)  # a NaN has no integer; `rest` keeps it
+        known = builder.select(
+            builder.fcmp_unordered("uno", x, x), low, x
+        )  # a NaN converts to no integer; `rest` propagates it
         turns = builder.fadd(builder.fmul(known, constant(1.4426950408889634)), constant(256.5))
-        n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # of a positive number: rounds down
+        n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # `turns` is positive, so fptosi rounds down
         wide_n = builder.sitofp(n, _F32)
         rest = fma(wide_n, constant(-_LN2_LOW), fma(wide_n, constant(-_LN2_HIGH), x))
         polynomial = constant(_EXP[0])
@@ -102,11 +104,11 @@ def exp(typing: Any, value: Any) -> Any:
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
+    """Compile a kernel with numba. Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
     fast = {"reassoc", "contract", "nsz"}
     try:
         return njit(nogil=True, cache=True, error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # neither the source's folder nor the user's cache can be written
+    except RuntimeError:  # neither the source's folder nor the user's cache is writable
         return njit(nogil=True, error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
 
 
@@ -180,10 +182,10 @@ def move_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
     sin: Floats, direction: Any, is_split: bool,
 ) -> None:  # fmt: skip
-    """Rotate heads and move them from rows of a token, (B T, all its heads) to rows of a head, (B H T, K), or back.
+    """Rotate heads and move them from rows of tokens, (B T, all heads of a token), to rows of heads, (B H T, K), or back.
 
-    Of each `each` heads in a token's row the `count` from number `head` on are those in `by_head`. Indices are unsigned: of
-    signed ones numba looks whether they count from the end, and the loop does not vectorise.
+    Of every `each` heads in a token's row, the `count` heads from number `head` are those in `by_head`. Indices are
+    unsigned: for signed ones numba checks for negative indexing, which prevents vectorisation.
     """
     width, half = by_head.shape[1], cos.shape[1]
     heads = by_token.shape[1] // (each * width) * count
@@ -206,12 +208,12 @@ def softmax_backward(
     first: int, last: int, scores: Bits, rests: Bits, slopes: Bits, gradient: Bits, out: Bits, log_sums: Floats, scale: Any,
     queries: int, first_query: int, seen: int, causal: bool,
 ) -> None:  # fmt: skip
-    """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place. Indices are unsigned, as above.
+    """Replace scores by softmax weights, and gradients of weights (`slopes`) by gradients of unscaled scores, in place.
 
-    Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. seen: keys, without those
-    that pad them. rests: what the scores
-    lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is
-    subtracted from each weight's gradient (Dao et al. 2022, "FlashAttention", appendix B.2).
+    Rows are queries, `queries` per head, of which the first is number `first_query` of its document. `seen` is the number
+    of keys without padding. `rests` holds the part of the scores lost by rounding, which the exponential would amplify. The
+    product of `gradient` and `out`, both of the attention's output, is subtracted from each weight's gradient (Dao et al.
+    2022, "FlashAttention", appendix B.2). Indices are unsigned as in `move_heads`.
     """
     keys, width = np.uint64(scores.shape[1]), np.uint64(out.shape[1])
     scores_1, rests_1, slopes_1 = scores.reshape(-1), rests.reshape(-1), slopes.reshape(-1)

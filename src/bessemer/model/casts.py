@@ -1,6 +1,7 @@
-"""Weights of fp32 in steps of bf16 on one process: cast once a step, and their gradients kept as they come out of the matmuls,
-in bf16, until they are added to the sum over micro-batches, in fp32. Autograd would widen, scale and sum each in passes of
-their own over memory of twice the size.
+"""Casts of fp32 weights in single-process bf16 training, and collection of their gradients.
+
+Weights are cast once per step. Their gradients stay in bf16, as the matmuls return them, until they are added to the fp32
+sum over micro-batches. Autograd would convert, scale and sum each gradient in separate passes over twice the memory.
 
 Shapes: M tokens, I inputs and O outputs of a weight, V vocabulary, D width.
 """
@@ -17,18 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Additions = list[Callable[[], object]]  # of a micro-batch: each adds a gradient to the `.grad` of its parameter
+Additions = list[Callable[[], object]]  # for one micro-batch: each call adds a gradient to the `.grad` of its parameter
 
 _kept: dict[tuple[int, torch.Size], Tensor] | None = None  # weights in bf16, by address and shape
-# Parameters whose gradients need not go through autograd, by the address of their memory.
+# Parameters whose gradients may bypass autograd, by the address of their memory.
 _owners: dict[int, Tensor] = {}
 _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None)
 
 
 @contextmanager
 def casts_kept(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Within, a weight is cast to bf16 once, not for each micro-batch, and `additions` collects gradients of
-    `parameters`. No weight may change within."""
+    """Cast each weight to bf16 once inside this context, and let `additions` collect gradients of `parameters`.
+
+    Weights must not change inside the context.
+    """
     global _kept, _owners
     before = _kept, _owners
     whole = [p for p in parameters if p.is_contiguous() and p.untyped_storage().nbytes() == p.nbytes]
@@ -40,12 +43,12 @@ def casts_kept(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
 
 
 def are_kept() -> bool:
-    """Whether `casts_kept` is in force."""
+    """Return True inside a `casts_kept` context."""
     return _kept is not None
 
 
 def cast_weight(weight: Tensor) -> Tensor:
-    """The weight in bf16: the copy that `casts_kept` has, if it is in force. Two threads that come at once both make it."""
+    """Return the weight in bf16, reusing the copy of a `casts_kept` context. Two threads may both make that copy."""
     if _kept is None or type(weight) not in (Tensor, torch.nn.Parameter):
         return weight.to(torch.bfloat16)
     key = (weight.data_ptr(), weight.shape)
@@ -57,8 +60,10 @@ def cast_weight(weight: Tensor) -> Tensor:
 
 @contextmanager
 def additions() -> Iterator[Additions]:
-    """Within, in this thread, gradients that autograd need not carry go into the list; call each in order, after the gradients
-    that autograd gave are in the parameters' `.grad`."""
+    """Collect gradients of this thread that bypass autograd, as a list of calls that add them.
+
+    Make the calls in order, after autograd has set the `.grad` of the parameters.
+    """
     found: Additions = []
     token = _COLLECTED.set(found)
     try:
@@ -68,12 +73,12 @@ def additions() -> Iterator[Additions]:
 
 
 def are_collected(weight: Tensor) -> bool:
-    """Whether `additions` may collect the gradients of a weight, a parameter or a view of one."""
+    """Return True if `additions` may collect the gradients of this weight, a parameter or a view of one."""
     return bool(_owners) and weight.untyped_storage().data_ptr() in _owners
 
 
 def collect(weight: Tensor, gradient: Tensor, scale: Tensor | None = None) -> bool:
-    """Whether the gradient of a weight, to be multiplied by a number, was collected; else autograd must carry it."""
+    """Collect the gradient of a weight, to be multiplied by `scale`. Returns False if autograd must handle it."""
     collected = _COLLECTED.get()
     if collected is None or not are_collected(weight):
         return False
@@ -82,7 +87,7 @@ def collect(weight: Tensor, gradient: Tensor, scale: Tensor | None = None) -> bo
 
 
 def _sum_of(weight: Tensor) -> Tensor:
-    """The part of its parameter's `.grad` that belongs to a weight."""
+    """Return the part of a parameter's `.grad` that belongs to this weight, a parameter or a view of one."""
     owner = _owners[weight.untyped_storage().data_ptr()]
     if owner.grad is None:
         owner.grad = torch.zeros_like(owner)
@@ -101,7 +106,7 @@ def _add(weight: Tensor, gradient: Tensor, scale: Tensor | None) -> None:
 
 
 def look_up(tokens: Tensor, weight_VD: Tensor) -> Tensor:
-    """F.embedding; its gradient goes into the rows of the sum, without a matrix of its own for each micro-batch."""
+    """Look up embeddings as F.embedding does, and add gradients to rows of the sum without a matrix per micro-batch."""
     if not (torch.is_grad_enabled() and weight_VD.requires_grad and are_collected(weight_VD)):
         return F.embedding(tokens, weight_VD)
     return _LookUp.apply(tokens, weight_VD)  # type: ignore[no-any-return, no-untyped-call]

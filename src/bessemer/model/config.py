@@ -1,4 +1,4 @@
-"""A transformer's configuration: its options, and the sums over its parts. No torch."""
+"""The configuration of a transformer: its options, and the sums over its sublayers. It does not import torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bessemer.model.sublayers import Parameter, Sublayer, attention_facts, feed_
 
 @dataclass(frozen=True)
 class ModelConfig(ModelOptions):
-    """The options of a transformer, and what follows from its sublayers."""
+    """The options of a transformer, with the parameter counts and costs that follow from its sublayers."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`. Raises InputError on a field this version does not know."""
+        """Build from the values of `to_dict`. Raises InputError for a field that this version does not know."""
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
@@ -26,120 +26,137 @@ class ModelConfig(ModelOptions):
         return cls(**{**values, **scalings})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values as JSON has them, for checkpoints."""
+        """Return plain values for JSON, as stored in checkpoints."""
         return asdict(self, dict_factory=_plain)
 
     def with_changes(self, **changes: Any) -> ModelConfig:
-        """The same model but for `changes`."""
+        """Return a copy with the given options changed."""
         return replace(self, **changes)
 
     @cached_property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """The parts of a block: its norms, attention, and the feed-forward sublayer."""
+        """The parts of a block: its norms, the attention and the feed-forward sublayer."""
         return norm_facts(self), attention_facts(self), feed_forward_facts(self)
 
     @cached_property
     def block_table(self) -> dict[str, Parameter]:
-        """The parameters of a block by their names in it; without first_norm the first block has a norm fewer."""
+        """The parameters of a block by their names in it; without `first_norm` the first block has one norm less."""
         return {parameter.name: parameter for part in self.sublayers for parameter in part.parameters}
 
     def parameter_facts(self, name: str) -> Parameter | None:
-        """Return the facts of a parameter of the model, by its name; None: it lies outside of the blocks."""
+        """Return the facts of a parameter by its name in the model, or None if it is outside of the blocks."""
         return self.block_table[name.split(".", 2)[2]] if name.startswith("blocks.") else None
 
     @cached_property
     def block_matrix_parameters(self) -> int:
-        """Parameters of one block that are in matrices."""
+        """Number of parameters of one block that are in matrices."""
         return sum(parameter.size for parameter in self.block_table.values() if parameter.is_matrix)
 
     @property
     def block_active_parameters(self) -> int:
-        """Those of them that a token multiplies with: all, but in a mixture of experts (plan/mixture_of_experts.py)."""
+        """Number of matrix parameters of one block that each token uses: all, except in a mixture of experts.
+
+        A mixture of experts overrides it (`plan/mixture_of_experts.py`).
+        """
         return self.block_matrix_parameters
 
     @cached_property
     def block_parameters(self) -> int:
-        """All parameters of one block; without first_norm the first block has a norm fewer."""
+        """Number of parameters of one block; without `first_norm` the first block has one norm less."""
         return sum(parameter.size for parameter in self.block_table.values())
 
     def score_flops(self, tokens_seen: float) -> float:
-        """FLOPs of a block without its matmuls with weights, forward and backward, for a token that sees `tokens_seen` tokens."""
+        """Return the attention FLOPs of a block per token that sees `tokens_seen` tokens, forward and backward.
+
+        Matmuls with weights are not included.
+        """
         return sum(part.score_flops for part in self.sublayers) * tokens_seen
 
     @cached_property
     def block_sharded_parameters(self) -> int:
-        """Parameters of one block that a tensor group divides."""
+        """Number of parameters of one block that a tensor group divides."""
         vectors = (p.size for p in self.block_table.values() if p.tensor_dim is not None and not p.is_matrix)
         return self.block_matrix_parameters + sum(vectors)
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embeddings of tokens, positions and types, and of the output matrix unless it is tied."""
+        """Number of parameters of the token, position and type embeddings, and of the output matrix unless it is tied."""
         positions = self.position_rows if self.positions == "learned" else 0
         return (self.vocabulary * self.tables() + positions + self.token_types) * self.width
 
     @property
     def head_matrix_parameters(self) -> int:
-        """Parameters that a token multiplies with after the last block: the transform and the output matrix."""
+        """Number of matrix parameters after the last block: the transform and the output matrix."""
         outputs = self.labels or self.vocabulary
         return outputs * self.width + (self.width**2 if self.head_transform else 0)
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters; a tied matrix counts once."""
+        """Number of parameters of the model; a tied matrix counts once."""
         norm = self.norm_parameters
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
         return self.embedding_parameters + self.layers * self.block_parameters + norms + self._head_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token meets: all, but in a mixture of experts."""
+        """Number of parameters that each token uses: all, except in a mixture of experts."""
         return self.parameters
 
     @property
     def expert_parameters(self) -> int:
-        """Those of routed experts, which only a mixture has."""
+        """Number of parameters in routed experts; 0 except in a mixture of experts."""
         return 0
 
     @property
     def classifier_parameters(self) -> int:
-        """Parameters of a classifier's head, which are all that is trained when the transformer is frozen."""
+        """Number of parameters in a classifier's head, which are the only trained ones if the transformer is frozen."""
         return self._head_parameters if self.labels else 0
 
     @property
     def _head_parameters(self) -> int:
-        """Parameters of the head, without the output matrix of a language model, which counts with the embeddings."""
+        """Number of parameters of the head, without a language model's output matrix, which counts with the embeddings."""
         norm = 0 if self.pooler else self.norm_parameters
         transform = self.head_transform * (self.width**2 + self.width * self.transform_bias + norm)
         return transform + self.labels * self.width + (self.labels or self.vocabulary) * self.head_bias
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters of a token's matmuls: the blocks' matrices and the output head; not the embedding, which is looked up."""
+        """Number of parameters in a token's matmuls: the blocks' matrices and the output head, without the embedding lookup."""
         return self.layers * self.block_active_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
-MAX_DROPOUT_SCORES = 1 << 22  # scores in memory at one time where attention weights are dropped, if 16 queries fit
+MAX_DROPOUT_SCORES = (
+    1 << 22
+)  # scores in memory at once with dropout on attention weights, but at least those of 16 queries
 
 
 def dropping_chunk(batch: int, heads: int, length: int) -> int:
-    """Queries of each sequence whose scores are in memory at one time where attention weights are dropped. length: keys."""
+    """Return the number of queries per sequence whose scores are in memory at once with dropout on attention weights.
+
+    Args:
+        batch: Number of sequences.
+        heads: Number of query heads.
+        length: Number of keys.
+    """
     return min(max(MAX_DROPOUT_SCORES // (batch * heads * length), 16), length)
 
 
-# Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
-# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/background/cpu-step.md).
+# Maximum logits of a chunk on a CPU: 8 MiB of fp32 stay in the last-level cache, which makes every pass over them faster. With
+# 8,192 ids that is 256 rows. Matmuls of fewer than 128 rows are slow (docs/background/cpu-step.md).
 CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
 
 
 def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
-    """Tokens whose logits are held at one time, of the number asked for."""
+    """Return the number of tokens whose logits are in memory at once, at most `asked`; a CPU uses chunks that fit its cache."""
     return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 def default_mlp_width(width: int, gated: bool = True) -> int:
-    """Hidden width of the MLP when the recipe gives none: 4 times the width, or when gated 8/3 of it, which has as many
-    parameters (Shazeer 2020, section 2), rounded up to a multiple of 64 for the hardware's tiles."""
+    """Return the hidden width of the MLP when the recipe has none.
+
+    It is 4 times the width, or for a gated MLP 8/3 of it, which has the same number of parameters (Shazeer 2020, section
+    2), rounded up to a multiple of 64 for the hardware's tiles.
+    """
     return -(-(8 * width) // (3 * 64)) * 64 if gated else 4 * width
 
 

@@ -1,16 +1,16 @@
 """Dropout (Srivastava et al. 2014) whose masks are a pure function of (seed, sample, position, layer, site, index).
 
-No generator has a state: whether an element is dropped is a hash of what the element is. So the masks are the same whatever
-the micro-batch, the layout or the device, when a block is recomputed, and when a run is resumed. A sample's number is that of
-the run's order and never comes twice, so it stands for the step as well.
+There is no generator state: a hash of an element's coordinates decides whether it is dropped. So the masks are the same for
+every micro-batch size, layout and device, when a block is recomputed, and when a run is resumed. The sample number is that
+of the run's order and never repeats, so it also identifies the step.
 
-A token has a 64-bit key, made by SplitMix64 (Steele et al. 2014) from seed, sample, position, layer, site and head in turn. An
-element's 32 bits are a hash of its token's key and its own index: a 32-bit finaliser (constants by Wellons 2018, "Prospecting
-for hash functions") into which the other half of the key goes between the rounds. Integers wrap around, in int32 and int64,
-which torch computes alike on every device.
+A token has a 64-bit key, computed by SplitMix64 (Steele et al. 2014) from seed, sample, position, layer, site and head in
+turn. An element's 32 bits are a hash of its token's key and its index: a 32-bit finaliser (constants by Wellons 2018,
+"Prospecting for hash functions") that mixes in the other half of the key between the rounds. Integers wrap around in int32
+and int64, which torch computes identically on every device.
 
-Shapes: B sequences, T tokens, L of them in the residual stream on this rank, D width, F hidden units and H heads on it,
-C queries, N any number of elements.
+Shapes: B sequences, T tokens, L of them in the residual stream on this rank, D width, F hidden units and H heads on this
+rank, C queries, N any number of elements.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _GAMMA_32, _C1, _C2 = _signed(0x9E3779B9, 32), _signed(0x7FEB352D, 32), _signed(
 
 
 def splitmix64(keys: Tensor, number: Tensor | int = 0) -> Tensor:
-    """The `number`-th output, from 0, of SplitMix64 generators with the states `keys` (int64)."""
+    """Return output number `number`, from 0, of SplitMix64 generators with the states `keys` (int64)."""
     step = (number + 1) * _GAMMA
     return splitmix64_finaliser(keys + (step if isinstance(step, Tensor) else _signed(step % (1 << 64), 64)))
 
 
 def splitmix64_finaliser(x: Tensor) -> Tensor:
-    """SplitMix64's output function, on wrapping int64."""
+    """Apply SplitMix64's output function to wrapping int64."""
     x = (x ^ _shift_right(x, 30, 64)) * _M1
     x = (x ^ _shift_right(x, 27, 64)) * _M2
     return x ^ _shift_right(x, 31, 64)
 
 
 def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
-    """Whether the elements number `index_N` (int32) of each of `keys` (...) are dropped: bool, (..., N)."""
+    """Return True for the elements `index_N` (int32) of each of `keys` (...) that are dropped, as bool (..., N)."""
     low, high = (((keys << 32) >> 32).to(torch.int32), (keys >> 32).to(torch.int32))
     x = low[..., None] + index_N * _GAMMA_32
     x ^= _shift_right(x, 16, 32)
@@ -63,16 +63,17 @@ def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
 
 
 def _shift_right(x: Tensor, places: int, bits: int) -> Tensor:
-    """x >> places, filled with zeros."""
+    """Return x >> places, filled with zeros."""
     return (x >> places) & ((1 << (bits - places)) - 1)
 
 
 @dataclass(frozen=True)
 class DropoutMasks:
-    """What is dropped in one forward pass, in the embeddings or in one block.
+    """The dropout masks of one forward pass, for the embeddings or for one block.
 
-    token_BT: keys of the tokens that attention and MLP work on; stream_BL: of those that the residual stream has here, fewer
-    where a tensor group divides it; part: which part of the heads and of the hidden units is here.
+    `token_BT` has the keys of the tokens that attention and MLP compute, and `stream_BL` those of the residual stream on
+    this rank, which are fewer if a tensor group divides it. `part` is the index of this rank's part of the heads and hidden
+    units.
     """
 
     rates: Dropout
@@ -82,19 +83,19 @@ class DropoutMasks:
 
     @classmethod
     def from_sequences(cls, rates: Dropout, sequence_B: Tensor, length: int) -> DropoutMasks:
-        """The masks of whole sequences. sequence_B: the key of each, see `sequence_keys`."""
+        """Build the masks of full sequences from the key of each (`sequence_keys`)."""
         position_T = torch.arange(length, device=sequence_B.device)
         token_BT = splitmix64(sequence_B[:, None], position_T)
         return cls(rates, token_BT, token_BT)
 
     def for_layer(self, layer: int) -> DropoutMasks:
-        """Those of a block. Outside of compiled code, which would be compiled anew for each number."""
+        """Return the masks of one block. Call it outside of compiled code, which would be recompiled for each layer number."""
         token_BT = splitmix64(self.token_BT, layer)
         stream_BL = token_BT if self.stream_BL is self.token_BT else splitmix64(self.stream_BL, layer)
         return replace(self, token_BT=token_BT, stream_BL=stream_BL)
 
     def stream(self, x_BLD: Tensor, site: Site, rate: float) -> Tensor:
-        """Drop elements of what is added to the residual stream."""
+        """Drop elements of a tensor that is added to the residual stream."""
         return _drop(x_BLD, splitmix64(self.stream_BL, _SITES[site]), 0, rate)
 
     def hidden_units(self, x_BTF: Tensor) -> Tensor:
@@ -103,11 +104,11 @@ class DropoutMasks:
         return _drop(x_BTF, keys_BT, self.part * x_BTF.shape[-1], self.rates.hidden)
 
     def classifier(self, pooled_BD: Tensor) -> Tensor:
-        """Drop elements of what the matrix of a classifier reads."""
+        """Drop elements of the input of a classifier's output matrix."""
         return _drop(pooled_BD, splitmix64(self.token_BT[:, 0], _SITES["classifier"]), 0, self.rates.classifier)
 
     def attention(self, p_BHCN: Tensor, queries: slice, first: int) -> Tensor:
-        """Drop attention weights of the queries at `queries`, over the keys at first, first + 1, ... of the sequence."""
+        """Drop attention weights of the queries at `queries` over the keys at first, first + 1, ... of the sequence."""
         heads = p_BHCN.shape[1]
         number_H1 = torch.arange(self.part * heads, (self.part + 1) * heads, device=p_BHCN.device)[:, None]
         keys_BC = splitmix64(self.token_BT[:, queries], _SITES["scores"])
@@ -115,7 +116,7 @@ class DropoutMasks:
 
 
 def _drop(x: Tensor, keys: Tensor, first: int, rate: float) -> Tensor:
-    """x (..., N) with elements at 0, the others divided by what is left of 1. first: index of the first element."""
+    """Zero the dropped elements of x (..., N) and divide the others by 1 - rate; `first` is the index of the first element."""
     if not rate:
         return x
     index_N = torch.arange(first, first + x.shape[-1], dtype=torch.int32, device=x.device)
@@ -123,6 +124,8 @@ def _drop(x: Tensor, keys: Tensor, first: int, rate: float) -> Tensor:
 
 
 def sequence_keys(seed_key: int, samples_B: Tensor) -> Tensor:
-    """The key of each sequence's masks, (B,). seed_key: 64 bits that name the run's seed; samples_B: numbers in the run's
-    order."""
+    """Return the key of each sequence's masks, (B,).
+
+    `seed_key` has 64 bits that identify the run's seed, and `samples_B` the sample numbers in the run's order.
+    """
     return splitmix64(samples_B + _signed(seed_key, 64))

@@ -1,23 +1,23 @@
-"""Bytes of an element of each kind of tensor in a training step."""
+"""Bytes per element of each kind of tensor in a training step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FP32 = 4  # bytes of an element
+FP32 = 4  # bytes per element
 
 
 @dataclass(frozen=True)
 class ElementBytes:
-    """Bytes of an element of each kind of tensor.
+    """Bytes per element of each kind of tensor.
 
     Attributes:
-        activation: Of hidden states, keys and values.
-        cast: Of the weights' copy in the compute dtype, which FSDP2 all-gathers, or which autocast makes and the backward pass
-            keeps; 0 where matmuls read the weights themselves.
-        gradient: Of weights' gradients as they are added up.
-        master: Of the weights that the optimizer updates.
-        sums: Of the loss's sums.
+        activation: Hidden states, keys and values.
+        cast: The weights' copy in the compute dtype, which FSDP2 all-gathers, or which autocast makes and the backward pass
+            keeps; 0 if matmuls read the weights directly.
+        gradient: Sums of the weights' gradients.
+        master: Weights that the optimizer updates.
+        sums: Sums of the loss.
     """
 
     activation: int
@@ -28,5 +28,5 @@ class ElementBytes:
 
     @property
     def gathered(self) -> int:
-        """Return the bytes of an element of the weights as FSDP2 all-gathers them."""
+        """The bytes per element of the weights that FSDP2 all-gathers."""
         return self.cast or self.master

@@ -1,4 +1,4 @@
-"""The feed-forward sublayer. Its parameters and costs: `sublayers.feed_forward_facts`.
+"""The feed-forward sublayer. Its parameters and costs are in `sublayers.feed_forward_facts`.
 
 Shapes: B sequences, T tokens, D width, F hidden width.
 """
@@ -16,7 +16,7 @@ from bessemer.model.sublayers import feed_forward_facts
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or gated, down(act(gate(x)) * up(x)) (Shazeer 2020), where `gate_up` is (2, F, D)."""
+    """The MLP: down(act(up(x))), or gated, down(act(gate(x)) * up(x)) (Shazeer 2020), with `gate_up` of shape (2, F, D)."""
 
     project: LinearFunction = staticmethod(linear)
 
@@ -32,7 +32,7 @@ class FeedForward(nn.Module):
         self.down = linear_layer(facts, "mlp.down")
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """masks: given where hidden units are dropped."""
+        """Apply the MLP. `masks` is set only if hidden units are dropped."""
         if self.gated:
             bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
             hidden_BTF = self._gate(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))

@@ -1,4 +1,4 @@
-"""FLOPs of a token and of a step, and where the hardware does more than the model asks for."""
+"""FLOPs per token and per step, required by the model and executed by the hardware."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Literal
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import ResolvedTrain, Train
 
-# What selective recompute computes again: element-wise work, where the results of matmuls and attention are kept as here;
-# attention's scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's per-operation checkpointing).
+# The operations that selective recompute computes again: element-wise operations, when results of matmuls and attention are
+# saved, as Bessemer does; attention scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's
+# per-operation checkpointing).
 Selective = Literal["elementwise", "attention", "matmuls"]
 
 
 def flops_per_token(config: ModelConfig) -> float:
-    """FLOPs of forward and backward for one token.
+    """Return the FLOPs of forward and backward for one token.
 
-    6 per parameter that multiplies the token (the embedding is looked up, so it counts once, as the head), plus the
-    scores and the weighted values of attention over the tokens it sees on average (Chowdhery et al. 2022, appendix B,
-    with the causal half and the windows).
+    They are 6 per parameter that multiplies the token (the embedding is a lookup, so a tied matrix counts once, as the
+    head), plus the scores and the weighted values of attention over the tokens it sees on average (Chowdhery et al. 2022,
+    appendix B, with causality and windows).
     """
     seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
     return 6.0 * config.matrix_parameters + config.score_flops(seen)
 
 
 def step_flops_per_token(train: Train, config: ModelConfig) -> float:
-    """FLOPs that a training step spends on a token.
+    """Return the FLOPs that a training step uses per token.
 
-    Masked: only the hidden tokens go through the output matrix. A frozen transformer has no backward pass; the head it
-    leaves, of a few numbers a text, is not counted.
+    With the masked objective only the masked tokens go through the output matrix. A frozen transformer has no backward
+    pass, and its trained head, with a few numbers per text, is not counted.
     """
     per_token = flops_per_token(config)
     if train.objective == "masked":
@@ -36,7 +37,7 @@ def step_flops_per_token(train: Train, config: ModelConfig) -> float:
 
 
 def tokens_seen(config: ModelConfig, layer: int) -> float:
-    """Tokens that a token of a whole sequence attends to in a layer, itself included, on average."""
+    """Return the average number of tokens that a token of a full sequence attends to in a layer, including itself."""
     length = config.sequence_length
     window = config.window_of(layer)
     back = min((window - 1 if config.causal else window // 2) if window else length - 1, length - 1)
@@ -47,12 +48,19 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
 def recomputed_flops_per_token(
     mode: str, config: ModelConfig, recomputed_total: int, selective: Selective = "elementwise", *, stops_early: bool = True
 ) -> float:  # fmt: skip
-    """FLOPs that activation recompute adds to flops_per_token: the forward pass of so many blocks of the model
-    (`distributed.stages.recomputed_total`), counted from its first. In a pipeline each rank recomputes its own first ones, so
-    where windows differ by layer this is approximate. mode: train.recompute.
+    """Return the FLOPs that activation recompute adds to `flops_per_token`.
 
-    stops_early: a recomputed block stops at what its backward pass needs (`ModelConfig.recomputes_mlp_output`). Fused
-    attention's own second look at the scores is left out, as is usual.
+    These are the forward pass of `recomputed_total` blocks, counted from the model's first. In a pipeline each rank
+    recomputes its first blocks, so the result is approximate if windows differ by layer. Fused attention also recomputes
+    the scores in its backward pass; as is usual, this is not counted.
+
+    Args:
+        mode: The recipe's `train.recompute`.
+        config: The model.
+        recomputed_total: Number of recomputed blocks (`distributed.stages.recomputed_total`).
+        selective: The operations that selective recompute computes again.
+        stops_early: True if a recomputed block stops once its backward pass has its inputs
+            (`ModelConfig.recomputes_mlp_output`).
     """
     matrices = 2.0 * recomputed_total * config.block_active_parameters
     scores = config.score_flops(sum(tokens_seen(config, layer) for layer in range(recomputed_total))) / 3
@@ -65,6 +73,6 @@ def recomputed_flops_per_token(
 
 
 def hardware_flops(train: ResolvedTrain, config: ModelConfig, recomputed_total: int) -> float:
-    """FLOPs of a whole step, the recompute's included; a frozen transformer has no backward pass to recompute for."""
+    """Return the FLOPs of a full step, including recompute; a frozen transformer has no backward pass and no recompute."""
     again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_total)
     return (step_flops_per_token(train, config) + again) * train.global_batch_tokens

@@ -1,4 +1,4 @@
-"""Text from a model, token by token."""
+"""Text generation, one token at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from bessemer.tokens.tokenizer.description import Framing
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. temperature: 0 takes the most likely; else the logits are divided by it and one is drawn.
+    """The settings for choosing a token. The cuts apply in the order `top_k`, `top_p`, after the temperature.
 
-    top_k: only among the so many most likely; 0: all. top_p: only among the most likely that together have this
-    probability (Holtzman et al. 2020, section 3.1); 1: all. The cuts apply in this order, after the temperature.
+    Attributes:
+        temperature: Divides the logits before a token is drawn; 0 takes the most likely token.
+        top_k: Draws from this number of most likely tokens; 0 for all.
+        top_p: Draws from the most likely tokens that together have this probability (Holtzman et al. 2020, section 3.1); 1
+            for all.
+        seed: Seed of the random generator.
     """
 
     temperature: float = 0.0
@@ -42,11 +46,20 @@ class Sampling:
 def generate(
     model: Transformer, prompt: list[int], *, max_tokens: int, sampling: Sampling, ends: Collection[int] = ()
 ) -> Iterator[int]:
-    """Continue `prompt`; yields one token at a time, stops before one of `ends`.
+    """Continue `prompt`, yielding one token at a time.
 
-    Keys and values of what was read are kept, so a token costs one token's computation. When the positions the model
-    knows are used up, it goes on with the later half of them as its context, read anew.
-    Raises InputError for a model that does not predict the next token.
+    Keys and values of earlier tokens are cached, so each token costs one token's computation. When the model's positions
+    are used up, generation continues with the later half of the tokens as its context, which is computed again.
+
+    Args:
+        model: A causal language model.
+        prompt: Token ids.
+        max_tokens: Maximum number of new tokens.
+        sampling: How to choose each token.
+        ends: Token ids at which to stop; they are not yielded.
+
+    Raises:
+        InputError: The model does not predict the next token.
     """
     require_writer(model.config)
     device, limit = next(model.parameters()).device, model.config.positions_length
@@ -57,7 +70,7 @@ def generate(
         length = cache[0].length + len(unread)
         if length > limit:
             context = context[-max(limit // 2, 1) :]
-        # Where the regimes differ the kept keys were rotated for shorter sequences.
+        # If the regimes differ, the cached keys were rotated for shorter sequences.
         if length > limit or model.config.rope_regime(length) != model.config.rope_regime(cache[0].length or length):
             cache, unread = _fresh(model, device), context
         hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
@@ -70,7 +83,7 @@ def generate(
 
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next token from its logits."""
+    """Choose the next token from its logits, (V,)."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     logits_V = logits_V / sampling.temperature
@@ -79,7 +92,9 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     probability_V = logits_V.softmax(dim=0)
     if sampling.top_p < 1:
         sorted_V, index_V = probability_V.sort(descending=True, stable=True)
-        before_V = sorted_V.cumsum(dim=0) - sorted_V  # the token that crosses the threshold stays
+        before_V = (
+            sorted_V.cumsum(dim=0) - sorted_V
+        )  # excludes the token itself, so the one that crosses the threshold stays
         probability_V[index_V[before_V >= sampling.top_p]] = 0.0
     return int(torch.multinomial(probability_V, 1, generator=generator))
 
@@ -92,10 +107,19 @@ def complete(
     model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
     framing: Framing | None = None, ends: Collection[int] = (),
 ) -> str:  # fmt: skip
-    """Return the continuation of a prompt.
+    """Return the continuation of a prompt as text.
 
-    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text.
-    Special tokens in the prompt stand for themselves.
+    Args:
+        model: A causal language model.
+        tokenizer: The tokenizer of the model.
+        prompt: Text; special tokens in it are encoded as special tokens.
+        max_tokens: Maximum number of new tokens.
+        sampling: How to choose each token.
+        framing: Ids to put before the prompt; by default end-of-text, after which a document begins.
+        ends: Ids at which to stop; by default end-of-text.
+
+    Raises:
+        InputError: The prompt has ids that the model does not know, or the model does not write text.
     """
     ids = tokenizer.encode_marked(prompt)
     if any(token >= model.config.vocabulary for token in ids):
@@ -109,7 +133,7 @@ def complete(
 
 
 def require_writer(config: ModelConfig) -> None:
-    """Raises InputError for a model that does not write, and says what it does instead."""
+    """Raise InputError for a model that does not generate text, with the command to use instead."""
     if config.labels or not config.causal:
         kind = "a classifier" if config.labels else "an encoder"
         raise InputError(f"this run's model is {kind} and writes no text; `bessemer evaluate RUN` scores it")
