@@ -154,9 +154,8 @@ def rank_memory(
         step = StepBytes(activations, concurrent * logits, casts)
         memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
     else:
-        activations = saved + max(
-            in_backward + scores - logits, 0
-        )  # the blocks' backward reuses the memory of the logits
+        # The blocks' backward reuses the memory of the logits.
+        activations = saved + max(in_backward + scores - logits, 0)
         step = StepBytes(activations, logits, casts)
         memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
     if is_cuda:

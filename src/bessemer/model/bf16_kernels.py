@@ -86,9 +86,8 @@ def exp(typing: Any, value: Any) -> Any:
         x, low, high = arguments[0], constant(-87.0), constant(88.0)
         x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
         x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-        known = builder.select(
-            builder.fcmp_unordered("uno", x, x), low, x
-        )  # a NaN converts to no integer; `rest` propagates it
+        # A NaN has no integer; `rest` propagates it.
+        known = builder.select(builder.fcmp_unordered("uno", x, x), low, x)
         turns = builder.fadd(builder.fmul(known, constant(1.4426950408889634)), constant(256.5))
         n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # `turns` is positive, so fptosi rounds down
         wide_n = builder.sitofp(n, _F32)

@@ -125,9 +125,7 @@ class ModelConfig(ModelOptions):
         return self.layers * self.block_active_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
-MAX_DROPOUT_SCORES = (
-    1 << 22
-)  # scores in memory at once with dropout on attention weights, but at least those of 16 queries
+MAX_DROPOUT_SCORES = 1 << 22  # scores in memory at once with dropout on them, but at least those of 16 queries
 
 
 def dropping_chunk(batch: int, heads: int, length: int) -> int:

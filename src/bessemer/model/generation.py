@@ -92,9 +92,7 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     probability_V = logits_V.softmax(dim=0)
     if sampling.top_p < 1:
         sorted_V, index_V = probability_V.sort(descending=True, stable=True)
-        before_V = (
-            sorted_V.cumsum(dim=0) - sorted_V
-        )  # excludes the token itself, so the one that crosses the threshold stays
+        before_V = sorted_V.cumsum(dim=0) - sorted_V  # without itself: the token that crosses the threshold stays
         probability_V[index_V[before_V >= sampling.top_p]] = 0.0
     return int(torch.multinomial(probability_V, 1, generator=generator))
 

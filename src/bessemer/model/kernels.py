@@ -1,14 +1,14 @@
-"""Kernels for a CPU: fp32 matmuls by the faster library, norm, rotation and gate in few passes over memory.
+"""Kernels for a CPU: fp32 matmuls by the faster library, and norm, rotation and gate in few passes over memory.
 
-Eager torch composes a norm, a rotation or a gate from many elementwise calls, each a pass over memory, and keeps their
-intermediate results. The functions here do the same arithmetic in fewer passes and recompute instead of keeping. They
-serve fp32, fp64 and bf16 on a CPU in eager mode; anywhere else (CUDA, torch.compile, which fuses better) the same function is
-the textbook formula. Differentiable once.
+Eager torch composes a norm, a rotation or a gate from many element-wise calls, each a pass over memory, and keeps their
+intermediate results. These functions do the same arithmetic in fewer passes and recompute intermediate results instead of
+storing them. They apply to fp32, fp64 and bf16 on a CPU in eager mode. Otherwise (CUDA, or torch.compile, which fuses
+better) the same functions use the textbook formula. They are differentiable once.
 
-torch multiplies fp32 matrices on a CPU with MKL, which gives AMD processors its AVX2 code even where they have AVX-512.
-oneDNN, which torch carries too, does not: on a Zen 4 core its matmuls with a weight run 8 to 28% faster
-(docs/background/cpu-step.md). The rule is by processor and not by a measurement, so that the same machine always computes the
-same bits.
+Torch multiplies fp32 matrices on a CPU with MKL, which runs its AVX2 code on AMD processors even if they have AVX-512.
+oneDNN, which torch includes too, does not: on a Zen 4 core its matmuls with a weight run 8 to 28% faster
+(docs/background/cpu-step.md). The choice depends on the processor and not on a measurement, so that the same machine always
+computes the same bits.
 
 Shapes: ... any leading dimensions, M rows (tokens), I inputs, O outputs, D width, B sequences, T tokens, H heads, K width
 of a head, F hidden width.
@@ -31,7 +31,7 @@ Rotation = tuple[Tensor, Tensor]
 
 @lru_cache(maxsize=1)
 def prefers_onednn() -> bool:
-    """Whether oneDNN's fp32 matmuls beat MKL's here: an AMD processor with AVX-512, and a torch that has both."""
+    """Return True if oneDNN's fp32 matmuls beat MKL's: on an AMD processor with AVX-512, if torch has both libraries."""
     information = Path("/proc/cpuinfo")
     return (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -54,14 +54,14 @@ def _onednn_fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, (M, O). Not differentiable: for the inside of autograd functions."""
+    """Return x @ weight.T + bias, (M, O). Not differentiable: for use inside autograd functions."""
     if _onednn_fits(x_MI, weight_OI):
         return torch.ops.mkldnn._linear_pointwise(x_MI, weight_OI, bias_O, "none", [], "")  # type: ignore[no-any-return]
     return torch.mm(x_MI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_MI, weight_OI.T)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """F.linear: x @ weight.T + bias over the last dimension of x."""
+    """Return x @ weight.T + bias over the last dimension of x, as F.linear does."""
     is_cast = casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32
     if is_cast or (_onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu")):
         bias = None if bias_O is None else bias_O.to(x.dtype)
@@ -70,7 +70,10 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 class _Linear(torch.autograd.Function):
-    """A product whose weight is fp32 or, for an input in bf16, cast as autocast does it: its gradient is rounded to bf16."""
+    """A linear layer with an fp32 weight, or for a bf16 input with a cast weight, whose gradient is rounded to bf16.
+
+    The cast is the one that autocast makes.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -86,14 +89,17 @@ class _Linear(torch.autograd.Function):
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         x_grad = linear_kernel(gradient_MO, cast_OI.T).view(x.shape) if wants_x else None
         if wants_weight:
-            # oneDNN would copy the transposed gradient first and loses; MKL does not.
+            # MKL is faster here: oneDNN would copy the transposed gradient first.
             product_OI = torch.mm(gradient_MO.T, x.flatten(0, -2))
             weight_grad_OI = None if casts.collect(ctx.weight_OI, product_OI) else product_OI.to(ctx.weight_OI.dtype)
         return x_grad, weight_grad_OI, gradient_MO.sum(dim=0) if wants_bias else None
 
 
 def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
-    """True where the fused CPU functions here apply: eager mode, on a CPU, in fp32, fp64 or bf16, with which fp32 may go."""
+    """Return True if the fused CPU functions apply: eager mode on a CPU, with x in fp32, fp64 or bf16.
+
+    The other tensors have the dtype of x, or any dtype if x is bf16.
+    """
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64, torch.bfloat16)
@@ -103,7 +109,7 @@ def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
 
 
 def runs_bf16(x: Tensor, *others: Tensor) -> bool:
-    """True where the one-pass kernels of `bf16` apply: plain values in bf16 on a CPU, in eager mode."""
+    """Return True if the one-pass kernels of `bf16` apply: plain bf16 tensors on a CPU in eager mode."""
     return (
         x.dtype == torch.bfloat16
         and is_eager_cpu(x, *others)
@@ -113,12 +119,15 @@ def runs_bf16(x: Tensor, *others: Tensor) -> bool:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """x in the precision of sums over the width: fp32, or fp64 as it is."""
+    """Return x in the precision of sums over the width: fp32, or fp64 unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); in fp32 for narrow types."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    Lower precisions are computed in fp32.
+    """
     if runs_bf16(x, weight_D):
         from bessemer.model import bf16
 
@@ -129,7 +138,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Keeps the input and one number a token."""
+    """RMSNorm that saves its input and one number per token for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -156,7 +165,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020) of (..., 2F), gate first. Returns (..., F)."""
+    """Return silu(gate) * up, (..., F), for (..., 2F) with the gate first (Shazeer 2020)."""
     if runs_bf16(gate_up):
         from bessemer.model import bf16
 
@@ -168,7 +177,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Keeps gate and up; the gradient of both is written where the matmul's backward reads it."""
+    """SwiGLU that saves gate and up, and writes both gradients where the matmul's backward reads them."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -190,10 +199,10 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the pairs (i, i + P/2) of each head by their angle: the halves' layout of Llama in `transformers`.
+    """Rotate the pairs (i, i + P/2) of each head by their angles, in the half-split layout of Llama in `transformers`.
 
-    rotation: cosines and sines, each broadcastable to (B, T, H, P/2). What a head has beyond its first P dimensions
-    stays as it is (partial rotary positions).
+    `rotation` has cosines and sines, each broadcastable to (B, T, H, P/2). Dimensions of a head beyond the first P stay
+    unchanged (partial rotary positions).
     """
     if is_eager_cpu(x_BTHK, *rotation):
         angles = rotation if runs_bf16(x_BTHK, *rotation) else (part.to(x_BTHK.dtype) for part in rotation)
@@ -204,14 +213,16 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
-    """The two halves of what is rotated, and what is not, which may be empty."""
+    """Return the two rotated halves of each head and the unrotated rest, which may be empty."""
     half = cos.shape[-1]
     return torch.split(x_BTHK, [half, half, x_BTHK.shape[-1] - 2 * half], dim=-1)
 
 
 def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Queries (B, H, T, K), keys and values (B, G, T, K) of a joined matmul, E = R + 2, rotated, where one kernel does it all;
-    None elsewhere."""
+    """Split and rotate a joint matmul in one kernel, or return None if that kernel does not apply.
+
+    Returns queries (B, H, T, K), and keys and values (B, G, T, K). E is R + 2.
+    """
     if not runs_bf16(joined_BTGEK, *(rotation or ())):
         return None
     from bessemer.model import bf16
@@ -221,13 +232,13 @@ def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor
 
 
 def heads_first(x_BTHK: Tensor) -> Tensor:
-    """Transpose to (B, H, T, K). Copied on a CPU: a view of V would keep the joint QKV tensor alive until backward."""
+    """Transpose to (B, H, T, K). A CPU gets a copy: a view of V would keep the joint QKV tensor in memory until backward."""
     x_BHTK = x_BTHK.transpose(1, 2)
     return x_BHTK.contiguous() if is_eager_cpu(x_BTHK) else x_BHTK
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation's gradient is the rotation back: nothing of x is kept."""
+    """A rotation whose gradient is the inverse rotation, so that nothing of x is saved."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -241,7 +252,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    # Laid out by head, as attention reads it.
+    # The memory order is by head, as attention reads it.
     if runs_bf16(x_BTHK, cos, sin):
         from bessemer.model import bf16
 

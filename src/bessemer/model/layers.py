@@ -1,4 +1,4 @@
-"""Layers that blocks and heads are built from: norms, activations, rotary positions, the heads.
+"""Layers of blocks and heads: norms, activations, rotary positions and output heads.
 
 Shapes: B sequences, T tokens, D width, V vocabulary, L labels.
 """
@@ -20,25 +20,25 @@ from bessemer.model.kernels import rms_norm, upcast
 from bessemer.model.options import Rope, RotaryScaling
 from bessemer.model.sublayers import Sublayer
 
-LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
+LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # maps (x, weight, bias) to x @ weight.T + bias
 
 
 def linear_layer(facts: Sublayer, name: str) -> nn.Linear:
-    """Return a linear layer of a sublayer, whose facts state its shape."""
+    """Return a linear layer of a sublayer with the shape in its facts."""
     columns, rows = facts.shapes[f"{name}.weight"]
     return nn.Linear(rows, columns, bias=f"{name}.bias" in facts.shapes)
 
 
 def joint_bias(facts: Sublayer, name: str) -> nn.Parameter | None:
-    """Return the bias of a sublayer's joint projection, if its facts state one."""
+    """Return the bias of a sublayer's joint projection, or None if its facts have none."""
     shape = facts.shapes.get(f"{name}_bias")
     return None if shape is None else nn.Parameter(torch.empty(shape))
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), in fp32 (fp64 for fp64) whatever the input.
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), computed in fp32 (fp64 for fp64) for every input dtype.
 
-    zero_centred: times 1 + weight, as in Gemma; `scale` is what x is multiplied by.
+    With `zero_centred` the factor is 1 + weight, as in Gemma. `scale` is the factor in both cases.
     """
 
     def __init__(self, width: int, eps: float, zero_centred: bool = False) -> None:
@@ -55,7 +55,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), in fp32 (fp64 for fp64) whatever the input."""
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), computed in fp32 (fp64 for fp64)."""
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
@@ -68,15 +68,15 @@ class LayerNorm(nn.Module):
 
 
 def norm(config: ModelConfig) -> nn.Module:
-    """A norm over the width, of the configuration's kind."""
+    """Return a norm over the width, of the kind that the configuration has."""
     if config.norm == "rms":
         return RMSNorm(config.width, config.norm_eps, config.zero_centred_norm)
     return LayerNorm(config.width, config.norm_eps, config.norm_bias)
 
 
-# By the names of `recipe.model.Activation`, and tanh.
+# Activations by the names of `recipe.model.Activation`, and tanh.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,  # exact, by the error function; then its approximations (Hendrycks and Gimpel 2016, section 2)
+    "gelu": F.gelu,  # exact, by the error function; the next two approximate it (Hendrycks and Gimpel 2016, section 2)
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021, "Primer", section 3
@@ -85,11 +85,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding (Su et al. 2021, section 3.4.2), each (..., T, 1, rope.width / 2), in fp32,
-    or fp64 for an fp64 model.
+    """Return cosines and sines of the rotary embedding, each (..., T, 1, rope.width / 2), in fp32 or for an fp64 model fp64.
 
-    length: of the whole sequences, which dynamic and longrope scaling depend on. The angles are computed in fp64: in
-    fp32 the angle at position 100,000 is off by 0.004.
+    See Su et al. 2021, section 3.4.2. `length` is that of the full sequences, which dynamic and longrope scaling depend on.
+    The angles are computed in fp64: in fp32 the angle at position 100,000 has an error of 0.004.
     """
     amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
     angles = positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
@@ -101,7 +100,10 @@ def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtyp
 
 
 def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
-    """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotary_cos_sin`."""
+    """Return the rotation of each pair of dimensions in radians per position, (rope.width / 2,) in fp64.
+
+    `length` is that of the full sequences, see `rotary_cos_sin`.
+    """
     exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
     frequencies: Tensor = rope.theta**-exponents
     if (scaling := rope.scaling) is None:
@@ -111,7 +113,7 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
         return frequencies / scaling.factor
     if scaling.kind == "dynamic":
         longer = max(length / scaling.original_length, 1.0)
-        # theta times this to the power width / (width - 2): the slowest frequency is then divided by just this.
+        # theta is multiplied by growth^(width / (width - 2)), which divides the slowest frequency by exactly `growth`.
         growth = scaling.factor * longer - (scaling.factor - 1.0)
         base_growth: float = growth ** (rope.width / (rope.width - 2))
         return frequencies * torch.pow(base_growth, -exponents)
@@ -121,7 +123,7 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
     if scaling.kind == "yarn":
         unscaled_share = _yarn_ramp(rope, scaling, device)
     else:
-        # How many turns a frequency makes over the original length; between the two bounds the two ways are blended.
+        # The turns of each frequency over the original length; between the two bounds, scaled and unscaled are blended.
         turns = scaling.original_length * frequencies / (2 * math.pi)
         unscaled_share = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
         unscaled_share = unscaled_share.clamp(0.0, 1.0)
@@ -129,7 +131,7 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
 
 
 def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device | None) -> Tensor:
-    """The share of each frequency that stays as it is: 1 at the dimension that turns beta_fast times, 0 at that of beta_slow."""
+    """Return the unscaled share of each frequency: 1 at the dimension that makes beta_fast turns, 0 at that of beta_slow."""
 
     def dimension(turns: float) -> float:
         wavelengths = scaling.original_length / (turns * 2 * math.pi)
@@ -139,13 +141,16 @@ def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device | None) 
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.width - 1)
-    high += 0.001 * (low == high)  # as the published code: no division by zero
+    high += 0.001 * (low == high)  # avoids a division by zero, as the published code does
     index = torch.arange(rope.width // 2, device=device, dtype=torch.float64)
     return 1.0 - ((index - low) / (high - low)).clamp(0.0, 1.0)
 
 
 class Transform(nn.Module):
-    """norm(act(dense(x))), BERT's and ModernBERT's layer before the output matrix; before BERT's classifier tanh(dense(x))."""
+    """The layer norm(act(dense(x))) before the output matrix of BERT and ModernBERT.
+
+    Before BERT's classifier it is tanh(dense(x)).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -158,9 +163,10 @@ class Transform(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to logits over the vocabulary. The loss reads its weights and computes logits in chunks.
+    """The output layer of a language model, from hidden states to logits over the vocabulary.
 
-    vocabulary: which part of the output matrix is here (a VocabularyShard), when it is not all of it.
+    The loss reads its weights and computes logits in chunks. `vocabulary` is the VocabularyShard if the output matrix is
+    sharded.
     """
 
     vocabulary: Any = None
@@ -176,13 +182,16 @@ class LanguageHead(nn.Module):
         self.register_parameter("weight", embedding._parameters["weight"])
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """(B, T, V)."""
+        """Return the logits, (B, T, V)."""
         logits_BTV = F.linear(self.transform(hidden_BTD), self.weight, self.bias)
         return torch.tanh(logits_BTV / self.soft_cap) * self.soft_cap if self.soft_cap else logits_BTV
 
 
 class ClassificationHead(nn.Module):
-    """Hidden states to one logit a label: of one token, or of the mean over the text."""
+    """The output layer of a classifier, which returns one logit per label.
+
+    It reads the hidden states of one token, or their mean over the text.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -192,7 +201,7 @@ class ClassificationHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """(B, L). lengths_B: tokens of each text; what follows is padding."""
+        """Return the logits, (B, L). Tokens of a text beyond its length in `lengths_B` are padding."""
         if self.pooling == "first":
             pooled_BD = hidden_BTD[:, 0]
         elif self.pooling == "last":

@@ -1,4 +1,4 @@
-"""The transformer's dimensions and options; no torch, so that plans can be made without it."""
+"""The dimensions and options of a transformer, without torch, so that plans can be made without it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ SCALINGS = ("rope_scaling", "window_rope_scaling")
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary positions are stretched beyond original_length, the length a model was first trained on.
+    """A scaling of rotary positions for sequences longer than `original_length`, the length of the first training.
 
-    linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
-    positional interpolation", section 3.2). dynamic: the base grows with the length of the sequence, once it exceeds
-    original_length (Peng et al. 2023, "YaRN", section 3.3). llama3: only frequencies whose wavelength exceeds
-    original_length / low_frequency are divided, blending up to original_length / high_frequency (Grattafiori et al. 2024,
-    "The Llama 3 herd of models", section 3.2). yarn: the same with a ramp over the dimensions between those that make
-    beta_slow and beta_fast turns over original_length, rounded outward to whole dimensions where truncate (YaRN, section
-    3.2). longrope: every frequency is divided by a factor of its own, of short_factor up to original_length tokens, else of
-    long_factor (Ding et al. 2024, "LongRoPE", section 3).
+    - linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
+      positional interpolation", section 3.2).
+    - dynamic: the base grows with the length of the sequence, once it exceeds original_length (Peng et al. 2023, "YaRN",
+      section 3.3).
+    - llama3: only frequencies whose wavelength exceeds original_length / low_frequency are divided by `factor`, blending up
+      to original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2).
+    - yarn: as llama3, with a ramp over the dimensions between those that make beta_slow and beta_fast turns over
+      original_length, rounded outward to whole dimensions with `truncate` (YaRN, section 3.2).
+    - longrope: each frequency is divided by a separate factor, of short_factor up to original_length tokens and of
+      long_factor beyond (Ding et al. 2024, "LongRoPE", section 3).
 
-    attention_factor: cosines and sines are multiplied by it (yarn, longrope); None: see `amplitude`. mscale,
-    mscale_all_dim: yarn's recommendation in its general form; 0: the plain one.
+    Attributes:
+        attention_factor: Factor on cosines and sines (yarn, longrope); None for the default of `amplitude`.
+        mscale: Numerator of yarn's general formula for that factor; 0 for the plain formula.
+        mscale_all_dim: Denominator of yarn's general formula; 0 for the plain formula.
     """
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -45,13 +49,13 @@ class RotaryScaling:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RotaryScaling:
-        """The inverse of `asdict`, for values read from JSON or TOML."""
+        """Build from the values of `asdict`, read from JSON or TOML."""
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by (YaRN, section 3.4; LongRoPE's published code)."""
+        """The factor on cosines and sines (YaRN, section 3.4; LongRoPE's published code)."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.kind == "yarn":
@@ -63,7 +67,7 @@ class RotaryScaling:
         return 1.0
 
     def regime(self, length: int) -> int:
-        """Key of the rotation at a sequence length: lengths with equal keys rotate alike, so cached keys fit both."""
+        """Return a key of the rotation at a sequence length; cached keys are valid for lengths with equal keys."""
         if self.kind == "dynamic":
             return max(length, self.original_length)
         return int(self.kind == "longrope" and length > self.original_length)
@@ -75,7 +79,7 @@ def _mscale(factor: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Rope:
-    """How a layer rotates queries and keys: the base, its scaling, and how many of a head's dimensions are rotated."""
+    """The rotation of a layer's queries and keys: its base `theta`, the rotated dimensions per head and the scaling."""
 
     theta: float
     width: int
@@ -84,18 +88,24 @@ class Rope:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Dimensions, in elements, and options of a transformer. What is off by default is off in most families.
+    """The dimensions, in elements, and options of a transformer.
 
-    `recipe.Model` says what the options are that a recipe may set; the others belong to families.
+    `recipe.Model` documents the options that a recipe may set. The others belong to families. Options that are off by
+    default are off in most families.
 
-    max_positions: positions the model was made for, when more than sequence_length; 0: as that;
-    causal: each token sees the earlier ones, else all.
-    norm_position: before a sublayer (input), after it (output), both, or after its sum with the residual (residual);
-    zero_centred_norm: RMSNorm multiplies by 1 + weight; first_norm: whether the first block normalises what its
-    attention reads; gated: act(gate) * up instead of act(up); scale_embedding: by the root of the width.
-    head_transform: a dense layer, activation and norm between the blocks and the output matrix; labels: classes of a
-    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean.
-    family: the one it came from, which an export prefers where several have these options.
+    Attributes:
+        max_positions: Positions that the model was made for, if more than sequence_length; 0 for sequence_length.
+        causal: True if each token sees only earlier tokens.
+        norm_position: Norm before a sublayer (input), after it (output), both, or after its sum with the residual
+            (residual).
+        zero_centred_norm: True if RMSNorm multiplies by 1 + weight.
+        first_norm: True if the first block normalises the input of its attention.
+        gated: True for act(gate) * up instead of act(up).
+        scale_embedding: True if embeddings are multiplied by the square root of the width.
+        head_transform: True for a dense layer, an activation and a norm between the blocks and the output matrix.
+        labels: Classes of a classifier, which replaces the output matrix; 0 for a language model.
+        pooling: The token that a classifier reads, or the mean over all.
+        family: The family that the model came from, which an export prefers if several families have these options.
     """
 
     vocabulary: int
@@ -164,38 +174,43 @@ class ModelOptions:
 
     @property
     def positions_length(self) -> int:
-        """Positions the model knows: rows of a learned position table, or what an export says it was made for."""
+        """The number of positions that the model supports, such as the rows of a learned position table."""
         return max(self.max_positions, self.sequence_length)
 
     @property
     def pooler(self) -> bool:
-        """Whether the transform before a classifier is BERT's: tanh and no norm."""
+        """True if the transform before a classifier is BERT's, with tanh and without a norm."""
         return self.labels > 0 and self.norm_position == "residual"
 
     @property
     def inner_dropout(self) -> bool:
-        """Whether dropout is ModernBERT's, whose first block has no norm: on hidden units of the MLP, and on the attention's
-        output by the attention's rate; else on the outputs of both."""
+        """True for ModernBERT's dropout: on hidden units of the MLP, and on the attention's output at the attention's rate.
+
+        Otherwise dropout applies to the outputs of both sublayers. ModernBERT is recognised by its first block without a
+        norm.
+        """
         return not self.first_norm
 
     @property
     def norms_each(self) -> int:
-        """Norms over the width in a block."""
+        """Number of norms over the width in a block."""
         return 4 if self.norm_position == "both" else 2
 
     @property
     def recomputes_mlp_output(self) -> bool:
-        """Whether a recomputed block, which stops at what its backward pass needs, recomputes the MLP's last matmul: only where a
-        norm reads the result. Selective recompute saves that result instead."""
+        """True if a recomputed block recomputes the MLP's last matmul, which it does only if a norm reads the result.
+
+        A recomputed block stops once its backward pass has its inputs. Selective recompute saves the result instead.
+        """
         return self.norm_position != "input"
 
     def window_of(self, layer: int) -> int:
-        """Tokens that a layer's attention sees; 0: all."""
+        """Return the number of tokens that a layer's attention sees; 0 for all."""
         every, place = self.global_every, self.global_every - 1 if self.global_last else 0
         return 0 if layer in self.global_layers or (every and layer % every == place) else self.window
 
     def rope_of(self, layer: int) -> Rope | None:
-        """How a layer rotates queries and keys; None: not at all."""
+        """Return the rotation of a layer's queries and keys, or None for a layer without rotation."""
         is_nope = layer in self.unrotated_layers or (self.unrotated_every and (layer + 1) % self.unrotated_every == 0)
         if self.positions != "rotary" or is_nope:
             return None
@@ -205,34 +220,39 @@ class ModelOptions:
         return Rope(self.rope_theta, width, self.rope_scaling)
 
     def query_scale_of(self, layer: int) -> float | None:
-        """What a layer's scores are multiplied by; None: 1 / sqrt(head_dim)."""
+        """Return the factor on a layer's attention scores, or None for 1 / sqrt(head_dim)."""
         if not self.query_scalar and not self.inverse_layer_scale:
             return None
         scale = (self.query_scalar or self.head_dim) ** -0.5
         return float(scale / (layer + 1) if self.inverse_layer_scale else scale)
 
     def rope_regime(self, length: int) -> tuple[int, ...]:
-        """Sequences of two lengths are rotated alike when this is equal (see `RotaryScaling.regime`)."""
+        """Return a key of the rotations at a sequence length; equal keys mean equal rotations (`RotaryScaling.regime`)."""
         scalings = (self.rope_scaling, self.window_rope_scaling)
         return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
 
     @property
     def position_rows(self) -> int:
-        """Rows of a table of learned positions."""
+        """Number of rows of a learned position table."""
         return self.positions_length + (0 if self.position_padding is None else self.position_padding + 1)
 
     @property
     def is_tied(self) -> bool:
-        """Whether one matrix is embedding and output matrix; a classifier has no output matrix."""
+        """True if one matrix is both embedding and output matrix; a classifier has no output matrix."""
         return self.tie_embeddings and not self.labels
 
     def tables(self, has_embedding: bool = True, has_head: bool = True) -> int:
-        """Matrices with a row for each token id in a part of the model with these ends; a tied one counts once."""
+        """Return the number of matrices with a row per token id in a part of the model; a tied matrix counts once.
+
+        Args:
+            has_embedding: True if the part has the embedding.
+            has_head: True if the part has the head.
+        """
         return has_embedding + (has_head and not self.labels and not (self.is_tied and has_embedding))
 
     @property
     def attention_width(self) -> float:
-        """Width of a head's scores and values, on average."""
+        """The average width of a head's scores and values."""
         return self.head_dim
 
     @property
@@ -241,11 +261,14 @@ class ModelOptions:
 
     @property
     def norm_start(self) -> float:
-        """Initial weight of a norm."""
+        """The initial weight of a norm."""
         return 0.0 if self.zero_centred_norm else 1.0
 
     @property
     def output_start(self) -> float | None:
-        """Initial value of the matrices that write into the residual stream: zero, so that every block starts as the identity
-        (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2); None: not so, as a norm that follows would blow it up."""
+        """The initial value of the matrices that write into the residual stream; None for random values.
+
+        Zero makes every block start as the identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2). A norm
+        after the sublayer would amplify the zeros, so those models start with random values.
+        """
         return None if self.norm_position in ("output", "both") else 0.0

@@ -1,18 +1,18 @@
-"""The one dial: from `model.depth` to width, heads, learning rate, batch and horizon; and every other default that
-depends on something else in the recipe.
+"""Derived defaults of a recipe: `model.depth` sets width, heads, learning rate, batch and length of training.
 
-Each derived value can be overridden by its own key. Where each rule comes from:
+Every other default that depends on another key is derived here too, and each derived value can be overridden by its key.
+The sources of the rules:
 
-width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan et al. (2020, section 3.1, figure 5)
-               measured for width / depth between 30 and 150.
-heads          of 64 elements up to a width of 1024, of 128 above (the head sizes of Llama and Qwen3).
-learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
-               were trained before, a tenth of it (recipe/load.py).
-batch          0.2920 C^0.3271 tokens (the same), the critical batch at the most (Kaplan et al. 2020, section 5.1; it binds
-               from some 60e9 parameters on), rounded to a power of two of sequences; more where the layout needs it.
-validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
-               minutes reads less of the held-out text at a time to keep to that.
-horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
+- Width: 64 x depth. The aspect ratio of 64 is in the flat valley that Kaplan et al. (2020, section 3.1, figure 5) measured
+  for width / depth between 30 and 150.
+- Heads: 64 elements each up to a width of 1024, 128 above (the head sizes of Llama and Qwen3).
+- Learning rate: 0.3118 C^-0.1250, with C the FLOPs of the run (Bi et al. 2024, DeepSeek LLM, section 3.1). Weights that
+  were trained before use a tenth of it (recipe/load.py).
+- Batch: 0.2920 C^0.3271 tokens (same source), limited to the critical batch (Kaplan et al. 2020, section 5.1; it limits
+  models from about 60e9 parameters), rounded to a power of two of sequences, and increased if the layout needs it.
+- Validation: 4 to 10 times, and within 8% of the steps' time, where a forward pass counts as a third of a step. A run with
+  `train.minutes` reads less held-out text per validation to stay within that.
+- Horizon: 20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from bessemer.recipe.train import Train
 from bessemer.recipe.uses import digest_of
 from bessemer.storage import hub
 
-MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
-# By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
+MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; more tokens only cost memory
+# Keyed by is_cuda. With 1024 tokens a CPU is within 4% of its speed with 4096, for a quarter of the activations.
 MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
-NARROW_TOKENS = 2048  # on a CPU in bf16: 1.1 times the speed of 1024 (docs/background/cpu-step.md)
+NARROW_TOKENS = 2048  # in bf16 on a CPU this is 1.1 times as fast as 1024 (docs/background/cpu-step.md)
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
-VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
+# The time of validations as a share of that of the steps, and of a forward pass as a share of that of a step.
+VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3
 VALIDATION_TOKENS = 2_000_000
-CHECKPOINT_SECONDS = 30  # between the checkpoints of a run that is given minutes, at the least
-SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, about
+CHECKPOINT_SECONDS = 30  # minimum seconds between the checkpoints of a run with train.minutes
+SAVING_SHARE = 0.02  # approximate share of train.minutes that saving checkpoints takes
 
 
 def resolve(
     recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS,
     labels: int = 0, unique_tokens: int | None = None, held_out_tokens: int | None = None,
 ) -> ResolvedRecipe:  # fmt: skip
-    """The recipe with every derived value filled in.
+    """Return the recipe with every derived value filled in, for a tokenizer with `vocabulary` ids.
 
-    vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
-    micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say; labels: classes of a classifier,
-    whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
-    `train.max_epochs`; held_out_tokens: to validate on, where they are known.
+    Args:
+        measured_steps: Number of steps that fit into `train.minutes` on this machine.
+        labels: Classes of a classifier, whose output matrix counts in no token's FLOPs.
+        unique_tokens: Number of training tokens if known, for `train.max_epochs`.
     """
     model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
     model = model.changed(code=digest_of("model_families", model.family, model.code))
@@ -62,7 +63,7 @@ def resolve(
     classes = labels if recipe.train.objective == "classify" else 0
     config = model_config(recipe.changed(model=model), vocabulary, labels=classes)
     train = recipe.train
-    limit = None  # of tokens read
+    limit = None  # maximum number of training tokens
     if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
         limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
     horizon = train.tokens or min(scaling_rules.TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
@@ -92,7 +93,7 @@ def resolve(
         model=model,
         train={
             "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
-            "tokens": None,  # steps says it from here on
+            "tokens": None,  # replaced by `steps`
             "objective_code": train.objective_rule.digest,
             "schedule": {"warmup_steps": _warmup_steps(train, steps), "code": train.schedule.digest},
             "optimizer": {
@@ -113,12 +114,15 @@ def _warmup_steps(train: Train, steps: int) -> int:
 
 
 def _checkpoints(minutes: float | None) -> int:
-    """Intervals between the checkpoints of a run: 10, but 30 seconds each at the least: saving should take little of the time."""
+    """Return the number of intervals between checkpoints: 10, or fewer so that each has at least 30 seconds.
+
+    Saving should take a small share of the time.
+    """
     return 10 if minutes is None else min(max(round(60 * minutes / CHECKPOINT_SECONDS), 2), 10)
 
 
 def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:
-    """Steps between validations of a run of `tokens` tokens, and the maximum tokens of each."""
+    """Return the steps between validations of a run of `tokens` tokens, and the maximum tokens of each validation."""
     train, scored = recipe.train, recipe.evaluate.max_tokens
     budget = int(VALIDATION_SHARE / FORWARD_SHARE * tokens)
     whole = min(scored or VALIDATION_TOKENS, held_out_tokens or VALIDATION_TOKENS)
@@ -130,16 +134,26 @@ def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int |
 
 
 def validation_share(resolved: ResolvedRecipe, held_out_tokens: int | None) -> float:
-    """Time of the validations as a share of that of the steps, by their tokens. held_out_tokens: None where they are not
-    known; then only a run that is given minutes has a share, which was derived from them."""
+    """Return the time of all validations divided by that of all steps, estimated from their tokens.
+
+    If `held_out_tokens` is None, only a run with `train.minutes` has a share above 0, because its limit was derived from
+    it.
+    """
     train, scored = resolved.train, resolved.evaluate.max_tokens
     tokens = min(scored, held_out_tokens if held_out_tokens is not None else scored if train.minutes else 0)
     return FORWARD_SHARE * tokens / (train.validate_every * train.global_batch_tokens)
 
 
 def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
-    """Fill in every dimension of the table: of its depth, or of the model that it starts from. ids: of that model's tokenizer
-    with added tokens, for which its embedding grows."""
+    """Fill in every dimension of the [model] table, from its depth or from the model that it starts from.
+
+    Args:
+        model: The [model] table of the recipe.
+        ids: Number of ids of the tokenizer if tokens were added, to which the embedding of a starting model grows.
+
+    Raises:
+        InputError: The table has neither a size nor a model to start from.
+    """
     if model.from_ is not None:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):
@@ -161,8 +175,8 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
 
 
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
-    """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
-    family_named(model.family)  # whose class may be the one that reads the folder
+    """Return the dimensions and options of the folder that the weights come from. The recipe may repeat but not change them."""
+    family_named(model.family)  # loads the class, which may be the one that reads the folder
     found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     found["vocabulary"] = max(found["vocabulary"], ids)
     for key, value in found.items():
@@ -173,8 +187,11 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
 
 
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
-    """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
-    training, which is taken to have been of 20 tokens a parameter."""
+    """Return the peak learning rate for a run of `flops` FLOPs.
+
+    If trained weights are trained further (and not only a new head on them), it is CONTINUED_RATE times the rate of their
+    first training, which is assumed to have had 20 tokens per parameter.
+    """
     kind = recipe.train.optimizer.rule.rate
     if not recipe.is_continued or recipe.train.is_frozen:
         return float(f"{kind * scaling_rules.learning_rate(flops):.4g}")
@@ -183,8 +200,11 @@ def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
 
 
 def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
-    """The power of two of sequences nearest to `advised` tokens; more where the layout's parts do not divide it, or its schedule
-    could not run it in micro-batches of this size, by default of at most `tokens` tokens."""
+    """Return the global batch in tokens: the power of two of sequences nearest to `advised` tokens, or more.
+
+    It is more if the layout's parts do not divide that, or if its schedule cannot run it in micro-batches of this size, by
+    default of at most `tokens` tokens.
+    """
     sequences = 1 << max(round(math.log2(advised / length)), 0)
     each = max(-(-sequences // layout.data), layout.min_micro_batches)
     while not _micro_batch_sizes(each, length, tokens, layout, micro_batch):
@@ -193,21 +213,27 @@ def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_bat
 
 
 def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
-    """More than `tokens` in bf16 on a CPU, whose units are so fast that what lies between the matmuls counts; as far as that
-    leaves two micro-batches, which run at a time (train/engine.py)."""
+    """Return the maximum tokens of a micro-batch, which is larger than `tokens` for bf16 on a CPU.
+
+    Bf16 units are so fast that the operations between the matmuls dominate. The limit leaves two micro-batches, which run
+    concurrently (train/engine.py).
+    """
     is_narrow = precision == "bf16" and tokens == MICRO_BATCH_TOKENS_ON[False]
     return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
 
 
 def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
-    """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens, or 1, and leaves the pipeline
-    micro-batches that its schedule can run. 1 where no size does."""
+    """Return the number of sequences in a micro-batch, for a global batch of `sequences`.
+
+    It is the largest divisor of a data-parallel part's sequences that holds at most `tokens` tokens and leaves the pipeline
+    a number of micro-batches that its schedule can run; 1 if there is none.
+    """
     return max(_micro_batch_sizes(max(sequences // layout.data, 1), length, tokens, layout), default=1)
 
 
 def _micro_batch_sizes(
     each: int, length: int, tokens: int, layout: Parallel, requested: int | None = None
 ) -> list[int]:
-    """The micro-batch sizes in which a layout can run `each` sequences."""
+    """Return the micro-batch sizes in which a layout can run `each` sequences per data-parallel part."""
     sizes = [requested] if requested else range(1, max(min(each, tokens // length), 1) + 1)
     return [size for size in sizes if layout.runs_batch(each * layout.data, size)]

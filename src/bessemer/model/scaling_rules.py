@@ -1,4 +1,4 @@
-"""What size and budget of a run say about its tokens, batch and learning rate, by published laws."""
+"""Tokens, batch size and learning rate that published scaling laws give for the size and budget of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ BATCH_COEFFICIENT, BATCH_EXPONENT = 0.2920, 0.3271
 
 
 def learning_rate(flops: float) -> float:
-    """The peak for a run of so many FLOPs (Bi et al. 2024, DeepSeek LLM, section 3.1: 1e17 to 2e19 FLOPs, AdamW)."""
+    """Return the peak learning rate for a run of this number of FLOPs.
+
+    See Bi et al. 2024, DeepSeek LLM, section 3.1, which fitted it on 1e17 to 2e19 FLOPs with AdamW.
+    """
     return float(RATE_COEFFICIENT * flops**RATE_EXPONENT)
 
 
 def batch_tokens(flops: float) -> float:
-    """The global batch, in tokens, for a run of so many FLOPs (the same section)."""
+    """Return the global batch, in tokens, for a run of this number of FLOPs (Bi et al. 2024, DeepSeek LLM, section 3.1)."""
     return float(BATCH_COEFFICIENT * flops**BATCH_EXPONENT)
 
 
@@ -22,7 +25,7 @@ CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # Kaplan et al. 2020
 
 
 def critical_batch(parameters: float, tokens: float) -> float:
-    """Tokens of the critical batch, 2e8 / L^(1/0.21) (section 5.1), at the end of a training.
+    """Return the critical batch in tokens at the end of training, 2e8 / L^(1/0.21) (Kaplan et al. 2020, section 5.1).
 
     L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D)^0.103 (equation 1.5; constants of table 2, fitted jointly).
     """
@@ -31,5 +34,5 @@ def critical_batch(parameters: float, tokens: float) -> float:
 
 
 def advised_batch(flops: float, parameters: float, tokens: float) -> float:
-    """The global batch, in tokens, at most the critical one."""
+    """Return the global batch in tokens, at most the critical batch."""
     return min(batch_tokens(flops), critical_batch(parameters, tokens))

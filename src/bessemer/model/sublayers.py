@@ -1,7 +1,7 @@
 """The facts of a block's parts: parameters, FLOPs, saved activations, tensor parallelism, recomputation. No torch.
 
-One function per part states them from the options of the model. `attention.py` and `feed_forward.py` hold the maths and take
-their shapes from here; formulas of memory, time and communication sum over the parts (`ModelConfig.sublayers`).
+One function per part derives them from the options of the model. `attention.py` and `feed_forward.py` implement the maths
+and take their shapes from here. Formulas of memory, time and communication sum over the parts (`ModelConfig.sublayers`).
 
 Shapes: G key/value heads, R query heads for each, K width of a head, D width, F hidden width.
 """
@@ -17,10 +17,10 @@ from bessemer.model.element_bytes import FP32
 from bessemer.model.options import ModelOptions
 
 Access = Literal["partial", "slice", "deferred"]
-"""How a rank of a tensor group reads a parameter that is not sharded: the whole, with a partial gradient; its rows of the whole,
-with a partial gradient; or not at all, because it is added after the reduction."""
+"""How a rank of a tensor group reads a parameter that is not sharded: "partial" reads the full parameter and "slice" the rank's
+rows of it, both with a partial gradient; "deferred" does not read it, because it is added after the reduction."""
 
-# Index of each matrix in a parameter that joins several, and in its bias, by the names that families.toml uses:
+# The index of each matrix in a joint parameter, and in its bias, by the names of families.toml:
 # `qkv` is (G, R + 2, K, D), `gate_up` is (2, F, D).
 JOINT: dict[str, dict[str, Any]] = {
     "attention.qkv": {"q": (slice(None), slice(-2)), "k": (slice(None), -2), "v": (slice(None), -1)},
@@ -34,9 +34,10 @@ class Parameter:
 
     Attributes:
         name: Its name in the block.
-        tensor_dim: The dimension along which tensor parallelism shards it; None: it is replicated.
-        access: How tensor parallelism reads a replicated one.
-        initial: The value it starts with; None: normal with the standard deviation 1 / sqrt(fan-in).
+        shape: Its shape.
+        tensor_dim: The dimension along which tensor parallelism shards it; None if it is replicated.
+        access: How tensor parallelism reads it if it is replicated.
+        initial: Its initial value; None for a normal distribution with the standard deviation 1 / sqrt(fan-in).
     """
 
     name: str
@@ -58,20 +59,20 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """The facts of a part of a block. All but the parameters are numbers for a token.
+    """The facts of one part of a block. All numbers except those of parameters are per token.
 
     Attributes:
-        parameters: In the order of the module.
+        parameters: The parameters, in the order of the module.
         output: The linear layer that writes into the residual stream.
-        tensor_units: Recipe keys of what tensor parallelism divides, with their numbers.
-        reduced_numbers: Numbers that a tensor group sums up within the sublayer.
-        score_flops: FLOPs, forward and backward, for each token that it sees, of what has no parameters.
-        saved_elements: Elements that autograd saves for the backward pass, where element-wise operations are fused.
-        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler, which would compute again what is
-            cheap: a norm keeps its input widened to fp32, the joined matmul stays, since the values are a view of it, and the
-            gate's activation stands alone.
-        selective_elements: Elements that selective recompute keeps: the results of matmuls and of attention.
-        gradient_elements: Elements of gradients that the backward pass holds at one time inside of the sublayer.
+        tensor_units: The recipe keys of the units that tensor parallelism divides, with the number of units.
+        reduced_numbers: Numbers that a tensor group sums within the sublayer.
+        score_flops: FLOPs without parameters, forward and backward, for each token that it sees.
+        saved_elements: Elements that autograd saves for the backward pass if element-wise operations are fused.
+        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then saves its input
+            in fp32, the joint matmul stays in memory because the values are a view of it, and the gate's activation is
+            saved separately. A compiler would recompute cheap operations.
+        selective_elements: Elements that selective recompute saves: the results of matmuls and of attention.
+        gradient_elements: Elements of gradients that the backward pass holds at once inside the sublayer.
     """
 
     parameters: tuple[Parameter, ...]
@@ -86,26 +87,26 @@ class Sublayer:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter."""
+        """The shape of each parameter by its name."""
         return {parameter.name: parameter.shape for parameter in self.parameters}
 
 
 def norm_facts(options: ModelOptions) -> Sublayer:
-    """State the facts of a block's norms over the width, before or after its sublayers."""
+    """Return the facts of a block's norms over the width, before or after its sublayers."""
     is_both, width = options.norm_position == "both", options.width
     names = ["attention_norm", "mlp_norm"] + ["attention_output_norm", "mlp_output_norm"] * is_both
     starts = {"weight": options.norm_start} | ({"bias": 0.0} if options.norm_parameters > width else {})
     statistics = 1 if options.norm == "rms" else 2
     return Sublayer(
         tuple(Parameter(f"{name}.{kind}", (width,), initial=starts[kind]) for name in names for kind in starts),
-        # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
+        # A norm before a sublayer saves its input and its result, which the sublayer reads; one after it saves its input.
         saved_elements=(6 if is_both else 4) * width,
         eager_bytes=float(FP32 * len(names) * (width + statistics)),  # a copy widened to fp32
     )
 
 
 def attention_facts(options: ModelOptions) -> Sublayer:
-    """State the facts of grouped-query attention. Tensor parallelism shards it by key/value heads."""
+    """Return the facts of grouped-query attention, which tensor parallelism shards by key/value heads."""
     width, heads, kv_heads, head_dim = options.width, options.heads, options.kv_heads, options.head_dim
     queries, keys, joint = heads * head_dim, kv_heads * head_dim, (kv_heads, heads // kv_heads + 2, head_dim)
     has_norm, is_full = options.qk_norm != "none", options.qk_norm == "full"
@@ -116,25 +117,25 @@ def attention_facts(options: ModelOptions) -> Sublayer:
         for name, size in norm_sizes.items()
     ]
 
-    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined matmul
-    # are attended to where they are; what QK-norm normalises keeps the whole matmul.
+    # Saved are rotated queries and keys, values, and the output by head and by token. Without rotation, attention reads the
+    # parts of the joint matmul in place. QK-norm saves its inputs and thus the full joint matmul.
     saved = queries + 2 * keys + 2 * queries
     if options.positions == "learned":
-        saved += keys - queries  # which attention then gives by token
+        saved += keys - queries  # attention then returns its output by token
     elif options.qk_norm == "head":
         saved += queries + 2 * keys
-    if is_full:  # which joins the heads again before it
+    if is_full:  # the norm over all heads joins the heads first
         saved += queries + keys
 
-    wide = heads  # one sum a head of the softmax
-    # What the matmul reads; queries, keys and values joined, since the values are a view of it; what attention gives.
+    wide = heads  # one softmax sum per head
+    # The input of the matmul; queries, keys and values jointly, since the values are a view of that; the output of attention.
     narrow = width + (queries + 2 * keys) + queries
     if has_norm:
         wide += queries + keys + (2 if is_full else heads + kv_heads)
     if options.positions == "rotary" or has_norm:
-        narrow += queries + keys  # as they are attended to
+        narrow += queries + keys  # normalised or rotated, as attention reads them
     elif heads != kv_heads:
-        narrow += queries  # several queries of a key do not lie in order
+        narrow += queries  # copied, since the queries of a key/value head are not in order in memory
     return Sublayer(
         (
             Parameter("attention.qkv", (*joint, width), 0),
@@ -154,20 +155,21 @@ def attention_facts(options: ModelOptions) -> Sublayer:
 
 
 def feed_forward_facts(options: ModelOptions) -> Sublayer:
-    """State the facts of the feed-forward sublayer, gated or not. Tensor parallelism shards it by hidden units."""
+    """Return the facts of the feed-forward sublayer, gated or not, which tensor parallelism shards by hidden units."""
     width, hidden, is_gated, has_bias = options.width, options.mlp_width, options.gated, options.mlp_bias
     if is_gated:
         up = Parameter("mlp.gate_up", (2, hidden, width), 1)
         bias = Parameter("mlp.gate_up_bias", (2, hidden), 1, initial=0.0)
     else:
         up = Parameter("mlp.up.weight", (hidden, width), 0)
-        # Replicated: FSDP would have no other dimension of a vector to shard.
+        # This vector is replicated, because FSDP would have no other dimension to shard.
         bias = Parameter("mlp.up.bias", (hidden,), access="slice", initial=0.0)
-    # Gate, up, what the activation gives, and the product; without a gate what the activation reads and gives, of ReLU that.
+    # Gated: gate, up, the activation's output and the product. Otherwise: the activation's input and output; ReLU saves only the
+    # output.
     activation = options.activation
     eager = (4 if is_gated else 1 if activation == "relu" else 2) + (activation == "gelu_quick")
     eager += is_gated and activation == "relu2"
-    saved = eager - (is_gated and activation == "silu")  # silu(gate) * up in one
+    saved = eager - (is_gated and activation == "silu")  # silu(gate) * up is one operation
     return Sublayer(
         (
             up,
@@ -179,8 +181,8 @@ def feed_forward_facts(options: ModelOptions) -> Sublayer:
         tensor_units={"model.mlp_width": hidden},
         saved_elements=saved * hidden,
         eager_bytes=2.0 * (width + eager * hidden),
-        # The result of the last matmul only where a norm reads it.
+        # The result of the last matmul is saved only if a norm reads it.
         selective_elements=hidden * (1 + is_gated) + width * options.recomputes_mlp_output,
-        # Of gate, up and their product, else before and after the activation.
+        # Gradients of gate, up and their product, or of the activation's input and output.
         gradient_elements=(3 if is_gated else 2) * hidden,
     )

@@ -1,11 +1,12 @@
-"""The transformer: blocks of attention and MLP between an embedding and a head; its initial weights.
+"""The transformer: blocks of attention and MLP between an embedding and a head, and its initial weights.
 
-One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama, Gemma,
-BERT and others (huggingface/families.toml). Weights that share an input are one parameter, whose leading dimensions say what is
-what, so that they are one matmul and can still be sharded by head, decayed and exported one by one.
+One implementation covers decoders and encoders; its options (`ModelConfig`) include the architectures that `transformers`
+calls Llama, Gemma, BERT and others (huggingface/families.toml). Weights that share an input are one joint parameter, so
+that they are one matmul. Its leading dimensions separate the weights, so that they can still be sharded by head, decayed
+and exported one by one.
 
-Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden
-width, V vocabulary.
+Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden width, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from bessemer.model.layers import ClassificationHead, LanguageHead, LinearFuncti
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each added to the residual stream, with a norm before the sublayer (x + f(norm(x))), after
-    it (x + norm(f(x)), OLMo-2), both (Gemma 2) or after the sum (norm(x + f(x)), BERT)."""
+    """A transformer block: attention, then MLP, each added to the residual stream.
+
+    The norm is before the sublayer (x + f(norm(x))), after it (x + norm(f(x)), OLMo 2), both (Gemma 2), or after the sum
+    (norm(x + f(x)), BERT).
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -64,10 +68,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids to hidden states. Callers apply the head, since training computes logits in chunks and never all at once.
+    """A transformer from token ids to hidden states.
 
-    Has `head` (a LanguageHead), or `classifier` when the configuration has labels. distributed/pipeline.py and
-    distributed/tensor.py list its modules by name.
+    Callers apply the head, because training computes logits in chunks. The model has `head` (a LanguageHead), or
+    `classifier` if the configuration has labels. distributed/pipeline.py and distributed/tensor.py list its modules by
+    name.
     """
 
     head: LanguageHead
@@ -98,14 +103,21 @@ class Transformer(nn.Module):
         self, tokens_BT: Tensor, documents: Documents | None = None, cache: list[LayerKVCache] | None = None,
         masks: DropoutMasks | None = None, x_BTD: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Hidden states after the last norm, (B, T, D). With a cache, one of each layer, tokens_BT follow what it holds.
+        """Return the hidden states after the final norm, (B, T, D).
 
-        masks: what is dropped, in training; None: nothing. A stage of a pipeline lacks modules, which are None: without the
-        embedding it continues from `x_BTD`, the residual stream of the previous stage.
+        A stage of a pipeline lacks some modules, which are None. Without the embedding it continues from `x_BTD`, and
+        without the final norm it returns the residual stream.
+
+        Args:
+            tokens_BT: Token ids.
+            documents: The documents of packed sequences; None if each row is one document.
+            cache: Keys and values of each layer, which `tokens_BT` continue.
+            masks: Dropout masks for training; None for no dropout.
+            x_BTD: The residual stream of the previous stage.
         """
         (num_tokens, device), past = (tokens_BT.shape[1], tokens_BT.device), 0 if cache is None else cache[0].length
         whole = past + num_tokens if documents is None else documents.length
-        # Of each token in its document, (T,) or (B, T).
+        # Position of each token in its document, (T,) or (B, T).
         positions = torch.arange(past, whole, device=device) if documents is None else documents.position_BT
         if self.embedding is not None:
             x_BTD = self.embed(tokens_BT, positions, masks)
@@ -116,23 +128,23 @@ class Transformer(nn.Module):
             for rope in dict.fromkeys(self.ropes)
         }
         for layer, block in enumerate(self.blocks):
-            if block is not None:  # else it is another stage's
+            if block is not None:  # blocks of other stages are None
                 layer_cache = None if cache is None else cache[layer]
                 layer_masks = None if masks is None else masks.for_layer(layer)
                 x_BTD = block(x_BTD, rotations[self.ropes[layer]], scopes[self.specs[layer]], layer_cache, layer_masks)
         return x_BTD if self.norm is None else self.norm(x_BTD)  # type: ignore[no-any-return]
 
     def use_linear(self, function: LinearFunction) -> None:
-        """Compute the blocks' matmuls with weights by another function than F.linear."""
+        """Set the function that computes the blocks' matmuls with weights, instead of F.linear."""
         for block in filter(None, self.blocks):
             block.attention.project = block.mlp.project = function  # type: ignore[union-attr]
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None) -> Tensor:
-        """Logits of every position, (B, T, V): for evaluation of short texts."""
+        """Return the logits of every position, (B, T, V), for evaluation of short texts."""
         return self.head.logits(self(tokens_BT, documents))
 
     def embed(self, tokens_BT: Tensor, positions: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """Token, position and type embeddings (all tokens are of type 0), summed and normalised."""
+        """Return the sum of token, position and type embeddings, normalised. All tokens have type 0."""
         x_BTD = self.embedding(tokens_BT)
         if torch.is_autocast_enabled(x_BTD.device.type):
             x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
@@ -147,9 +159,9 @@ class Transformer(nn.Module):
         return embedded if masks is None else masks.stream(embedded, "embedding", masks.rates.hidden)
 
     def _padded_rows(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
-        """RoBERTa's position ids, (B, T): padding gets row `padding`; other tokens count from padding + 1, skipping padding.
+        """Return RoBERTa's position ids, (B, T), which give padding the row `padding` and skip it when counting.
 
-        positions: (T,) or (B, T), each token's position in its document.
+        Other tokens count from padding + 1. `positions` is each token's position in its document, (T,) or (B, T).
         """
         padding = self.config.position_padding
         assert padding is not None
@@ -160,17 +172,17 @@ class Transformer(nn.Module):
         return torch.where(is_padding_BT, padding, positions - (before_BT - earlier_BT) + padding + 1)
 
 
-# Initial weights: a pure function of (config, seed), the same whatever the device or the layout.
+# Initial weights are a pure function of (config, seed), the same for every device and layout.
 
-EMBEDDING_STD = 1.0  # of an untied embedding: the residual stream starts at the scale the norms keep it at
-TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
+EMBEDDING_STD = 1.0  # for an untied embedding: the residual stream starts at the scale at which the norms keep it
+TIED_STD = 0.02  # for a tied matrix, because the logits scale with it (GPT-2)
 
 
 def build_model(config: ModelConfig, seed: int) -> Transformer:
-    """A model with its initial weights, in fp32 on the CPU."""
+    """Build a model with its initial weights, in fp32 on the CPU."""
     model = meta_model(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # one core draws 160 million values a second
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # one core draws 160 million values per second
         tensors = pool.map(lambda name: initial_tensor(name, shapes[name], config, seed), shapes)
         model.load_state_dict(dict(zip(shapes, tensors, strict=True)), strict=False, assign=True)
     if config.is_tied:
@@ -179,15 +191,16 @@ def build_model(config: ModelConfig, seed: int) -> Transformer:
 
 
 def meta_model(config: ModelConfig) -> Transformer:
-    """A model without memory for its weights, on the meta device."""
+    """Build a model on the meta device, without memory for its weights."""
     with torch.device("meta"):
         return Transformer(config)
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient may be collected (model/casts.py).
+    """An embedding whose gradient may bypass autograd (model/casts.py).
 
-    It draws no values, which `initial_tensor` does: to draw them on the meta device torch loads its compiler, for a second.
+    It draws no initial values, because `initial_tensor` does, and drawing on the meta device would load torch's compiler,
+    which takes a second.
     """
 
     def __init__(self, rows: int, width: int) -> None:
@@ -198,13 +211,13 @@ class Embedding(nn.Embedding):
 
 
 def initial_tensor(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """Return the initial value of one tensor of the model, whole, in fp32 on the CPU.
+    """Return the initial value of one full tensor of the model, in fp32 on the CPU.
 
-    Each draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
+    Each tensor has a generator seeded by its name, so its values do not depend on the presence of other tensors.
 
-    Parameters of blocks start as their facts state. Norms are ones, or zeros where they are zero-centred, biases zero.
-    Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale of what passes through. The output
-    matrix is 1/sqrt(width) times smaller still: the first prediction is near uniform.
+    Parameters of blocks start as their facts state. Norms start at one (zero if zero-centred) and biases at zero. Matrices
+    are normal with the standard deviation 1/sqrt(fan-in), which preserves the scale of activations. The output matrix is
+    smaller by another factor of 1/sqrt(width), so that the first prediction is nearly uniform.
     """
     facts = config.parameter_facts(name)
     if facts is not None and facts.initial is not None:
