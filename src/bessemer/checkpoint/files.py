@@ -194,7 +194,6 @@ def _is_finite(dtype: str, block: memoryview) -> bool:
         return True
     kind, mask = _EXPONENTS[dtype]
     bits = np.frombuffer(block, kind)
-    chunks = (
-        bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16)
-    )  # each fits the processor's cache
+    # Each chunk fits the processor's cache.
+    chunks = (bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16))
     return not any((chunk == mask).any() for chunk in chunks)

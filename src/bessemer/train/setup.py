@@ -1,4 +1,4 @@
-"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs."""
+"""The parts of a training on this process and their setup: model and starting weights, data, guard, logs."""
 
 from __future__ import annotations
 
@@ -52,14 +52,21 @@ from bessemer.train.trackers import open_trackers
 from bessemer.train.trainer import Trainer
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
-# Scores a model on tasks, and calls a function as it goes. Returns values by score and task.
+# Scores a model on tasks, reports progress to a function, and returns values by score and task.
 TaskScorer = Callable[["ScoredModel", Callable[..., None]], dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A causal model to score. framing: ids around a text; ends: ids that end what it writes; autocast: context in which matmuls
-    run in the recipe's precision."""
+    """A causal model to score.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        framing: The token ids around a text.
+        ends: The token ids that end a generated text.
+        autocast: The context in which matmuls run in the recipe's precision.
+    """
 
     model: Transformer
     tokenizer: Tokenizer
@@ -69,14 +76,21 @@ class ScoredModel:
 
     @property
     def before(self) -> list[int]:
-        """The ids before a text; end-of-text where a document begins with none, since something has to be conditioned on."""
+        """The token ids before a text.
+
+        If documents start with none, this is end-of-text, since the first prediction needs a token to be conditioned on.
+        """
         return list(self.framing.before) or [self.tokenizer.end_of_text]
 
 
 @dataclass
 class Replicas:
-    """Results of comparing replicas. equal_at: the last step at which all were equal; suspected: differences that do not show
-    which rank is wrong, by step."""
+    """The results of comparing the weights of replicas.
+
+    Attributes:
+        equal_at: The last step at which all replicas were equal.
+        suspected: Differences that do not show which rank is wrong, by step.
+    """
 
     equal_at: int
     suspected: dict[int, Difference] = field(default_factory=dict)
@@ -86,12 +100,29 @@ class Replicas:
 class Training:
     """The parts of a training on this process, built by `set_up`.
 
-    journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
-    observe: wraps the iterator of batches, for the profiler; heartbeat: for the watchdog; gate_log: documents whose targets
-    tokens.gate ignores.
-
-    rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
-    inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
+    Attributes:
+        spec: The specification of the run.
+        run: The run directory.
+        store: The token shards.
+        trainer: The model with its engine and optimizer.
+        loader: The loader of training batches.
+        held_out: The sequences that a validation scores.
+        start_state: The state of the checkpoint, or of a fresh start.
+        observe: Wraps the iterator of batches, for the profiler.
+        score_tasks: Scores the model on tasks, if the recipe has any.
+        journal: The guard's decisions so far.
+        log: The log of metrics.
+        clock: The wall time of the session by kind.
+        heartbeat: The heartbeat for the watchdog.
+        trends: The windows in which trends are detected.
+        stream: The batches of the steps.
+        saver: The writer of checkpoints.
+        reference: The figures of the run for the guard's rules.
+        replicas: The results of comparing replicas.
+        rates: The speed of steps and the wait for data.
+        watch: The statistics of layers.
+        stragglers: The comparison of devices.
+        gate_log: The log of documents whose targets tokens.gate ignores.
     """
 
     spec: RunSpec
@@ -119,25 +150,25 @@ class Training:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the resolved recipe."""
+        """The resolved recipe."""
         return self.spec.recipe
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of the run."""
+        """The number of steps of the run."""
         return self.spec.steps
 
     def batches(self) -> Iterator[Batch]:
-        """The batches from the start state to the last step, timed; after a rollback those from the restored state on."""
+        """Yield the batches from the start state to the last step, timed; after a rollback, continue from the restored state."""
         return self.observe(self.rates.timed(self.stream.batches(self.start_state.step)))
 
     def validates(self, step: int) -> bool:
-        """Whether a validation follows `step` steps."""
+        """Return True if a validation follows `step` steps."""
         return step == self.steps or step % self.trainer.settings.validate_every == 0
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
-        """Count the time of a "validation", or of the "saving" of a checkpoint, apart from that of steps."""
+        """Count the time of the block as "validation" or "saving" and not as part of a step."""
         with self.heartbeat.during(phase), self.clock.counting(phase):
             yield
 
@@ -147,9 +178,9 @@ def set_up(
     journal: Journal, checkpoint: SavedCheckpoint | None, started: float, observe: Observer = lambda batches: batches,
     score_tasks: TaskScorer | None = None,
 ) -> Training:  # fmt: skip
-    """Build the parts of a training at a checkpoint or, without one, at the start. Collective.
+    """Build the parts of a training at a checkpoint or, without one, at the start. All ranks must call it.
 
-    started: by perf_counter.
+    `started` is the start of the training by perf_counter. The other arguments become fields of Training.
     """
     recipe, config = spec.recipe, spec.config
     origin = spec.origin if checkpoint is None else None
@@ -190,7 +221,7 @@ def set_up(
 
 
 def run_journal(run: RunDirectory, mesh: ProcessMesh) -> Journal:
-    """The journal of a run, which rank 0 reads and writes; collective."""
+    """Return the journal of a run, which rank 0 reads and writes. All ranks must call it."""
     journal = on_rank_zero(mesh, lambda: Journal.of_run(run))
     if not mesh.is_main:
         return replace(journal, path=None)
@@ -199,9 +230,9 @@ def run_journal(run: RunDirectory, mesh: ProcessMesh) -> Journal:
 
 
 def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
-    """Return the newest checkpoint on the path of the journal; those after an interrupted rollback's are removed.
+    """Return the newest checkpoint that the journal has not undone; later ones are removed, as after an interrupted rollback.
 
-    A damaged one is recorded, and fetched again from the mirror. Collective.
+    A damaged checkpoint is recorded and downloaded again from the mirror. All ranks must call it.
     """
 
     def on_damage(damage: Damage) -> None:
@@ -222,13 +253,13 @@ def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recip
 
 
 def record_damage(run: RunDirectory, damage: Damage) -> None:
-    """Record a checkpoint that does not verify."""
+    """Record an incident for a checkpoint that does not verify."""
     newest = max(checkpoint_steps(run.checkpoints), default=0)
     record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
 
 
 def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
-    """The number of rollbacks before a checkpoint. Raises InputError where the journal has fewer."""
+    """Return the number of rollbacks before a checkpoint. Raises InputError if the journal has fewer."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
         journal.refuse(f"the checkpoint of step {checkpoint.step} knows", num_rollbacks)
@@ -239,7 +270,7 @@ def _trainer(
     recipe: ResolvedRecipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh,
     origin: Fresh | Import | None, recomputed: int,
 ) -> Trainer:  # fmt: skip
-    """Return the trainer with its starting weights, or with placeholders for those of a checkpoint where it has no origin."""
+    """Return the trainer with its starting weights. Without an origin, they are placeholders for those of a checkpoint."""
     weights, seed = None, recipe.run.seed
     source = origin.source if isinstance(origin, Import) and not origin.is_run else None
     if mesh.is_single or source is not None:

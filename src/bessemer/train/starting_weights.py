@@ -1,4 +1,4 @@
-"""The weights a run starts from: initial ones, those of a folder in the Hugging Face layout, or another run's."""
+"""The weights that a run starts from: initial ones, those of a Hugging Face folder, or those of another run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.train.trainer import Trainer
 
-# Options that may differ: of the head, of the sequence length, or a name.
+# The options in which the model of another run may differ: those of the head and the sequence length, and its name.
 FREE_OPTIONS = {
     "labels", "pooling", "sequence_length", "max_positions", "head_transform", "transform_bias", "head_bias",
     "logit_soft_cap", "family",
@@ -32,13 +32,15 @@ def starting_model(source: str | None, config: ModelConfig, seed: int, store: To
     """Return the model at step 0, in fp32 on the CPU.
 
     Args:
-        source: model.from.
-        store: The tokens, whose manifest names the tokens that were added to that model's tokenizer.
-        checked: Compare imported weights with `transformers`, on one of several processes.
+        source: The value of model.from; None for initial weights.
+        config: The model.
+        seed: The seed of the initial weights.
+        store: The token shards, whose manifest names the tokens added to the imported model's tokenizer.
+        checked: Compare the imported weights with `transformers`; True on one of several processes.
 
     Raises:
-        InputError: When the folder's weights are not this model's.
-        BessemerError: When `transformers` computes something else from them.
+        InputError: The folder's weights are not this model's.
+        BessemerError: `transformers` computes something else from them.
     """
     if source is None:
         return build_model(config, seed)
@@ -51,8 +53,10 @@ def starting_model(source: str | None, config: ModelConfig, seed: int, store: To
 
 
 def require_source(source: str | None, config: ModelConfig) -> None:
-    """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. Downloads the
-    weights of a model of the hub."""
+    """Raise InputError if the folder of model.from lacks tensors of this model, or positions for its sequences.
+
+    Downloads the weights of a model on the hub.
+    """
     if source is None:
         return
     folder = local_folder(source)
@@ -64,11 +68,10 @@ def require_source(source: str | None, config: ModelConfig) -> None:
 
 @torch.no_grad()
 def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | str | None = None) -> str:
-    """Load the weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
+    """Load the weights of the run in `folder`, and its head if it fits. Returns a line for the terminal.
 
-    step: of the checkpoint, or "best"; None: the newest.
-
-    Raises InputError when the run has no checkpoint, another tokenizer or another model.
+    `step` is the step of the checkpoint, or "best"; None means the newest. Raises InputError if the run has no checkpoint,
+    another tokenizer or another model.
     """
     run = RunDirectory(folder)
     if not run.checkpoints.is_dir():
@@ -86,7 +89,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
     if different:
         raise InputError(f"train.start: {folder}: another [model] ({'; '.join(different[:4])}); give the same options")
-    part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
+    part = "ema" if "ema" in checkpoint else "model"  # the weights that evaluation and export use
     stored, own = checkpoint.contents[part], dict(trainer.model.named_parameters())
     fitting = {name: one for name, one in own.items() if name in stored and stored[name].shape == tuple(one.shape)}
     for name in (*own, *stored):

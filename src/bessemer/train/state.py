@@ -1,4 +1,4 @@
-"""The state of a training, its checkpoints, and trained models opened from them."""
+"""The state of a training, its checkpoints, and trained models loaded from them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ from bessemer.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint holds besides tensors. step: updates applied or skipped; samples: sequences consumed; scale: of fp16's
-    loss; counts: sequences and tokens read so far by this data-parallel rank."""
+    """The state of a training besides tensors, stored in each checkpoint.
+
+    Attributes:
+        step: The number of updates applied or skipped.
+        samples: The number of sequences consumed.
+        guard: The state of the guard.
+        scale: The loss scale of fp16.
+        counts: The sequences and tokens read so far by this data-parallel rank.
+    """
 
     step: int = 0
     samples: int = 0
@@ -51,21 +58,21 @@ class TrainState:
 
 
 def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
-    """Raise InputError when the token shards are not those that a checkpoint was trained on."""
+    """Raise InputError if the token shards are not those that a checkpoint was trained on."""
     if checkpoint.facts["data"] != store.digest:
         since = f"have changed since {checkpoint_name(checkpoint.step)} was saved"
         raise InputError(f"{store.folder}: the token shards {since}; put them back, or train with another run.name")
 
 
 def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, Any]]:
-    """This process's tensors and the facts of a checkpoint. Collective."""
+    """Return this process's tensors and the facts of a checkpoint. All ranks must call it."""
     mesh, parameters = trainer.mesh, dict(owned_parameters(trainer.model))
     suffix = "" if mesh.is_single else f"-{mesh.rank}"
     rng = {f"cpu{suffix}": torch.get_rng_state()}
     if trainer.device.is_cuda:
         rng[f"cuda{suffix}"] = torch.cuda.get_rng_state()
     averaged = {} if trainer.average is None else trainer.average.tensors
-    tensors: Tensors = {  # by checkpoint.format.PARTS
+    tensors: Tensors = {  # the parts of checkpoint.format.PARTS
         "model": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
         "ema": {name: as_shard_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
@@ -84,8 +91,7 @@ def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenSto
 
 @torch.no_grad()
 def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) -> TrainState:
-    """Load a verified checkpoint's state, whatever layout wrote it. Raises InputError when the token shards are not those
-    that it was trained on."""
+    """Load the state of a verified checkpoint of any layout. Raises InputError if it was trained on other token shards."""
     facts = checkpoint.facts
     require_same_tokens(checkpoint, store)
     parameters = {name: (whole_name(trainer.model, name), p) for name, p in trainer.model.named_parameters()}
@@ -101,13 +107,16 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
         if trainer.device.is_cuda and f"cuda{suffix}" in saved:
             torch.cuda.set_rng_state(files.whole("rng", f"cuda{suffix}"))
-    counts = np.array(facts["given"]) * (trainer.mesh.data_rank == 0)  # of all processes
+    counts = np.array(facts["given"]) * (trainer.mesh.data_rank == 0)  # one rank takes the counts of all processes
     guard, scale = GuardState.from_dict(facts["guard"]), LossScale(**facts["loss_scale"])
     return TrainState(checkpoint.step, int(facts["samples"]), guard, scale, counts)
 
 
 class Saver:
-    """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
+    """The writer of a run's checkpoints: at intervals, before a stop and at the end.
+
+    Every process calls it for the same steps.
+    """
 
     def __init__(self, recipe: ResolvedRecipe, run: RunDirectory, trainer: Trainer, store: TokenStore) -> None:
         self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
@@ -119,25 +128,28 @@ class Saver:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
         self._mirror = Mirror.of(recipe, run) if trainer.mesh.is_main else None
-        self._follow()  # checkpoints that a killed run had not copied
+        self._follow()  # copies checkpoints that a killed run had not copied
 
     def is_due(self, step: int) -> bool:
         return step % self._recipe.checkpoint.every == 0 or step == self._decay_start
 
     def is_best(self, step: int, loss: float) -> bool:
-        """True where checkpoint.keep_best saves this state: no saved one has a lower held-out loss. Collective."""
+        """Return True if checkpoint.keep_best saves this state: no saved one has a lower held-out loss.
+
+        All ranks must call it.
+        """
         if not self._recipe.checkpoint.keep_best:
             return False
         is_best = False
         if self._trainer.mesh.is_main:
-            if self._best is None or self._best[1] >= step:  # which a rollback has removed
+            if self._best is None or self._best[1] >= step:  # a rollback has removed a later checkpoint
                 self._best = best_validation(self._run)
             if is_best := self._best is None or loss < self._best[0]:
                 self._best = loss, step
         return self._trainer.mesh.any(is_best)
 
     def save(self, state: TrainState) -> None:
-        """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
+        """Save at an interval. After a failure, such as a full disk, record it and continue; the next save tries again."""
         with self._recording_failures(state):
             if self._async is not None:
                 self._async.keep = self._retention(state)
@@ -146,7 +158,7 @@ class Saver:
                 self._write(state)
 
     def save_now(self, state: TrainState) -> None:
-        """Save before the run ends. Raises BessemerError when it fails."""
+        """Save before the run ends. Raises BessemerError if that fails."""
         self.finish(state)
         try:
             self._write(state)
@@ -157,7 +169,7 @@ class Saver:
             ) from error
 
     def finish(self, state: TrainState) -> None:
-        """Wait for the save in the background; a failure is recorded."""
+        """Wait for the save in the background, and record its failure."""
         if self._async is not None:
             with self._recording_failures(state):
                 self._async.finish()
@@ -169,7 +181,7 @@ class Saver:
         self._follow()
 
     def _follow(self) -> None:
-        """Have the mirror copy what was published."""
+        """Start to copy published checkpoints to the mirror."""
         if self._mirror is not None:
             self._mirror.follow(self._report_mirror)
 
@@ -180,7 +192,7 @@ class Saver:
 
     def _retention(self, state: TrainState) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps
-        # A run that has ended will not roll back.
+        # A finished run does not roll back.
         distance = guard.distance(steps) if guard.max_rollbacks and state.step < steps else 0
         return Retention(
             self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance,
@@ -189,12 +201,12 @@ class Saver:
 
     @contextmanager
     def _recording_failures(self, state: TrainState) -> Iterator[None]:
-        """Record a failure, and warn of it."""
+        """Record a failure of the block and print a warning."""
         try:
             yield
         except (BessemerError, OSError) as error:
             cause = str(error)
-            if not isinstance(error, BackgroundFailure):  # which names the earlier step that it is of
+            if not isinstance(error, BackgroundFailure):  # a BackgroundFailure already names its step
                 cause = f"the checkpoint of step {state.step} failed: {cause}"
             self._best = None
             warn(f"{cause}; training goes on, the next one tries again; the last good one: {self._last_good()}")
@@ -219,6 +231,8 @@ class Saver:
 
 @dataclass(frozen=True)
 class Restored:
+    """A trained model in its trainer, with the state of its checkpoint."""
+
     trainer: Trainer
     state: TrainState
 
@@ -227,11 +241,12 @@ class Restored:
 def open_trained(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, device: Device, weights: Weights
 ) -> Restored:
-    """Load a run's weights, or their moving average where the run keeps one."""
+    """Load a run's weights, or their moving average if the run has one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
-    no_code = {"kind": "adamw", "settings": None, "code": None}  # nothing is trained
-    recipe = recipe.changed(train={"ema": 0.0, "optimizer": no_code})  # and no second copy of the weights
+    # Nothing is trained: a user's optimizer need not be loaded, and the average needs no second copy of the weights.
+    no_code = {"kind": "adamw", "settings": None, "code": None}
+    recipe = recipe.changed(train={"ema": 0.0, "optimizer": no_code})
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if weights.average > 1:
@@ -246,6 +261,6 @@ def open_trained(
 
 
 def load_model(recipe: ResolvedRecipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
-    """Return the token store and the model of a run."""
+    """Return the token shards and the model of a run."""
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

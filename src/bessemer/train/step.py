@@ -1,8 +1,8 @@
 """A training step: enqueued on the device, and judged when the host reads its numbers, every train.log_every steps.
 
-The device decides whether an update may reach the weights, by the guard's limits on loss and gradient norm that are in force
-(`DeviceStats.skip_flag`). The host judges the steps at each logged step, and where a checkpoint, a validation or another
-reader of the weights follows. Between these steps it waits neither for the device nor for another host.
+The device decides if an update may reach the weights, by the guard's current limits on loss and gradient norm
+(`DeviceStats.skip_flag`). The host judges the steps at each logged step, and before a checkpoint, a validation or another
+reader of the weights. Between these steps it waits neither for the device nor for another host.
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ from bessemer.train.state import TrainState
 from bessemer.train.stop import StopSignal
 from bessemer.train.trainer import DeviceStats, StepStats
 
-REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
+REWARM_FROM = 0.1  # share of the learning rate at which the re-warm-up after a rollback starts
 
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback, where `rate` is
-    None. rate: the learning rate of the update, 0 of a skipped one; is_newest: the weights are those after this step."""
+    """A step after the guard's verdict.
+
+    Attributes:
+        before: The number of steps before it.
+        state: The state after it, or the state restored by a rollback.
+        batch: Its batch.
+        stats: Its statistics.
+        rate: The learning rate of the update: 0 for a skipped update, None after a rollback.
+        is_newest: True if the current weights are those after this step.
+    """
 
     before: int
     state: TrainState
@@ -43,7 +51,7 @@ class CompletedStep:
 
 @dataclass(frozen=True)
 class EnqueuedStep:
-    """A step whose update is enqueued, and whose numbers are not read."""
+    """A step whose update is enqueued, and whose numbers are not read yet."""
 
     batch: Batch
     stats: DeviceStats
@@ -51,7 +59,7 @@ class EnqueuedStep:
 
 
 def completed_steps(training: Training, stop: StopSignal) -> Iterator[CompletedStep]:
-    """Train from the start state to the last step. Collective."""
+    """Train from the start state to the last step, and yield each judged step. All ranks must call it."""
     state, enqueued = training.start_state, list[EnqueuedStep]()
     scale = scale_of(training, state)
     for batch in training.batches():
@@ -75,7 +83,10 @@ def scale_of(training: Training, state: TrainState) -> Tensor:
 
 
 def enqueue(training: Training, state: TrainState, number: int, batch: Batch, scale: Tensor) -> EnqueuedStep:
-    """Enqueue step `number` (1-based): its passes, and the update, which the device skips where it must. state: judged last."""
+    """Enqueue step `number` (1-based): its passes and its update, which the device may skip.
+
+    `state` is the last judged state, and `scale` the loss scale on the device.
+    """
     try:
         stats = training.trainer.forward_backward(batch, scale)
     except UserCodeError as error:
@@ -91,13 +102,13 @@ def enqueue(training: Training, state: TrainState, number: int, batch: Batch, sc
 
 
 def _is_read(training: Training, step: int) -> bool:
-    """True where the host needs the numbers up to `step`: to log or decide, or since something reads the weights."""
+    """Return True if the host needs the numbers up to `step`: to log, to decide, or for a reader of the weights."""
     is_logged = step % training.trainer.settings.log_every == 0
     return is_logged or training.saver.is_due(step) or training.validates(step) or compares_replicas(training, step)
 
 
 def _judged(training: Training, state: TrainState, enqueued: Sequence[EnqueuedStep]) -> Iterator[CompletedStep]:
-    """Read the steps after `state` and judge one after the other, up to a rollback."""
+    """Read the steps after `state` and judge them in order, up to a rollback."""
     all_stats = training.trainer.read([step.stats for step in enqueued])
     for step, stats in zip(enqueued, all_stats, strict=True):
         judgement, after = judge_step(training, state, step.batch, stats)
@@ -111,7 +122,7 @@ def _judged(training: Training, state: TrainState, enqueued: Sequence[EnqueuedSt
 
 
 def judge_step(training: Training, state: TrainState, batch: Batch, stats: StepStats) -> tuple[Judgement, TrainState]:
-    """Judge the step after `state`. Returns the state after it too.
+    """Judge the step after `state`, and return the judgement and the state after the step.
 
     During a re-warm-up after a rollback, steps are judged but not added to the history.
     """
@@ -128,7 +139,7 @@ def judge_step(training: Training, state: TrainState, batch: Batch, stats: StepS
 
 
 def _guard_before(training: Training, state: TrainState, number: int) -> GuardState:
-    """Return the guard's state after `state`, with another history where a data phase starts in the steps up to `number`."""
+    """Return the guard's state after `state`, with a restarted history if a data phase starts in the steps up to `number`."""
     first, end = state.samples, training.stream.sizes.after(number)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
     return state.guard.restarted() if begins_phase else state.guard

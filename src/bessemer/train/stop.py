@@ -1,4 +1,4 @@
-"""Stop requests during a training: a signal to any process, or its callback, stops all of them after the same step."""
+"""Stop requests during a training: a signal to any process, or a callback, stops all processes after the same step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 
 
 class Abandoned(Exception):
-    """A validation was abandoned for a stop request."""
+    """A validation was abandoned because of a stop request."""
 
 
 class StopSignal:
-    """Context in which a stop signal sets `requested` instead of ending the process; a Ctrl-C after that ends it at once."""
+    """A context in which a stop signal sets `requested` instead of ending the process; another Ctrl-C ends it at once."""
 
     def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
         self.mesh = mesh
@@ -28,39 +28,45 @@ class StopSignal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # A process that lost another one must live until it has reported that: torchrun sends SIGTERM to all at once.
+        # A process that lost another one must live until it has reported the loss: torchrun sends SIGTERM to all at once.
         is_crash = kind is not None and not issubclass(kind, (BessemerError, KeyboardInterrupt))
         for number, handler in self._before.items():
-            # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
+            # The command repeats SIGUSR1 until all have stopped, so it is ignored after a stop.
             is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
-            # Not SIG_IGN, which processes started from here would inherit.
+            # An empty handler is used because child processes would inherit SIG_IGN.
             signal.signal(number, (lambda number, frame: None) if is_repeated or is_crash else handler)
 
     def request(self, reason: str) -> None:
-        """Ask for a stop."""
+        """Request a stop; the first reason is kept."""
         self.requested = self.requested or reason
 
     def fail(self, error: BessemerError) -> None:
-        """Ask for a stop that ends with an error; the first one counts."""
+        """Request a stop that ends with an error; the first error is kept."""
         if not isinstance(self.requested, BessemerError):
             self.requested = error
 
     @property
     def acts_at_once(self) -> bool:
-        """True where this process is alone and has a request; several agree on it after a logged step."""
+        """True if this process is alone and has a request; several processes agree on it after a logged step."""
         return self.mesh.is_single and self.requested is not None
 
     def is_requested(self) -> bool:
-        """True where any process has a request. Collective."""
+        """Return True if any process has a request. All ranks must call it."""
         return self.mesh.any(self.requested is not None)
 
     def abandon(self, amount: float = 1, is_alone: bool = False) -> None:
-        """Raise Abandoned where a stop is requested, as progress of a validation. Collective, unless of one process alone."""
+        """Raise Abandoned if a stop is requested. A validation calls it to report progress.
+
+        All ranks must call it, unless a single process runs alone (`is_alone`).
+        """
         if self.requested if is_alone else self.is_requested():
             raise Abandoned
 
     def received(self) -> str | BessemerError | None:
-        """The signal or request of any process, an error before others; all return it after the same step. Collective."""
+        """Return the request of any process, an error before others; None if there is none.
+
+        All ranks must call it, and all return the same request after the same step.
+        """
         found: list[str | BessemerError | None] = self.mesh.gather(self.requested) if self.is_requested() else []
         return min((one for one in found if one is not None), key=lambda one: isinstance(one, str), default=None)
 
@@ -68,4 +74,4 @@ class StopSignal:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.request(name := interrupt.plain_name(number))
-        interrupt.remember(name)  # one that comes after the last step ends the command before its next stage
+        interrupt.remember(name)  # a signal after the last step ends the command before its next stage

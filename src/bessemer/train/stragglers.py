@@ -1,6 +1,6 @@
-"""Stragglers: devices that compute slower than the others, so that all processes wait for them in every step.
+"""Stragglers: devices that compute more slowly than the others, so that all processes wait for them in every step.
 
-A GPU's process does not see its device wait. So each device times the same matmul, which shows a clock that was lowered.
+A process does not see its GPU wait for others. So each device times the same matmul, which reveals a lowered clock.
 """
 
 from __future__ import annotations
@@ -19,26 +19,33 @@ from bessemer.guard.incidents import STRAGGLER, record
 from bessemer.train.device import Device, fastest
 from bessemer.train.metrics import MetricsLog
 
-SLOW_FACTOR = 1.15  # of the median; published runs look for 10 to 15%
-PERSISTENT = 2  # comparisons in a row
-PROBE_EDGE, PROBES = 4096, 5  # of the matmul
+SLOW_FACTOR = 1.15  # multiple of the median; published runs look for 10 to 15%
+PERSISTENT = 2  # slow comparisons in a row before a device is reported
+PROBE_EDGE, PROBES = 4096, 5  # the matmul's edge, and its number of repeats
 
 
 class Stragglers:
-    """Compares the GPUs of a run every `every` steps, and reports those that are slow in several comparisons in a row."""
+    """The comparison of a run's GPUs every `every` steps, which reports those that are slow several times in a row."""
 
     def __init__(self, mesh: ProcessMesh, device: Device, every: int, incidents: Path) -> None:
-        """every: steps, 0 for never; incidents: the file of the run."""
+        """Prepare the comparison.
+
+        Args:
+            mesh: The processes.
+            device: The device of this process.
+            every: The number of steps between comparisons; 0 for never.
+            incidents: The path of incidents.jsonl.
+        """
         self._mesh, self._device, self._incidents = mesh, device, incidents
         self._every = every if device.is_cuda and not mesh.is_single else 0
         self._slow_in_a_row = Counter[int]()  # by rank
 
     def stepped(self, log: MetricsLog, step: int) -> None:
-        """Compare the devices where that is due after `step` steps. Collective then."""
+        """Compare the devices if that is due after `step` steps. All ranks must call it."""
         if not self._every or step % self._every:
             return
         hosts, seconds = zip(*self._mesh.gather((socket.gethostname(), probe_seconds(self._device))), strict=True)
-        median = median_low(seconds)  # of two, the slow one is compared with the other
+        median = median_low(seconds)  # with two devices, the slow one is compared with the other
         log.write(
             "ranks", step, matmul_seconds={str(rank): one for rank, one in enumerate(seconds)},
             slowest=seconds.index(max(seconds)),

@@ -1,7 +1,7 @@
-"""The objective of a run at work: the batches, the mask of the attention, the loss of a model, and the scores on held-out text.
+"""The objective applied to a model: its batches, the attention mask, the loss, and the scores on held-out text.
 
-Shapes: B sequences, T tokens, D width, V vocabulary, N tokens that count, C of a chunk, S targets of a sequence: T, or 1 of a
-class.
+Shapes: B sequences, T tokens, D width, V vocabulary, N tokens with a target, C tokens of a chunk, S targets of a sequence (T,
+or 1 for a class).
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from bessemer.train.loss import Loss, chunked_cross_entropy
 from bessemer.train.masking import Masked
 from bessemer.train.objective import Objective, Predictions, Sample, changes, objective_of
 
-TRIED_SAMPLES = 8  # before the training
-TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # the differentiable total; nats and predictions by target, (B, S)
+TRIED_SAMPLES = 8  # number of samples on which a user's objective is tried before the training
+TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # differentiable total; nats and predictions of the targets, (B, S)
 
 
 @dataclass(frozen=True)
 class ObjectiveTask:
-    """The objective of a language model, for the step, the loop and the validation.
+    """The objective of a language model, as the step, the loop and the validation use it.
 
     Attributes:
-        train: Table of the recipe.
-        end_of_text: Id of the token between documents.
-        document_mask: Attention stays within documents.
-        is_encoder: Attention sees both sides; hidden tokens are predicted.
+        train: The [train] table of the recipe.
+        end_of_text: The id of the token between documents.
+        document_mask: True if attention stays within documents.
+        is_encoder: True if attention sees both sides and hidden tokens are predicted.
     """
 
     train: Train
@@ -68,12 +68,12 @@ class ObjectiveTask:
         """Freeze the weights that are not trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
-        """The training batches of a run."""
+        """Return the loader of a run's training batches."""
         gate = (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
         return open_loader(recipe, store, rank, world, (*gate, *example_transforms(recipe, store)))
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        """The sequences that a validation scores."""
+        """Return the sequences that a validation scores."""
         parts = held_out_samples(recipe, store, max_tokens)
         if not recipe.predicts_hidden:
             return parts
@@ -81,8 +81,10 @@ class ObjectiveTask:
         return [examples.held_out(part, store.token_bytes) for part in parts]
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        """The documents that attention is masked by, from the packing (starts_BT: where pieces begin) or from end-of-text
-        tokens; None: sequences only."""
+        """Return the documents that mask the attention; None if attention spans whole sequences.
+
+        They are derived from the packing, with `starts_BT` True where a piece starts, else from end-of-text tokens.
+        """
         if not self.document_mask:
             return None
         if starts_BT is None:
@@ -90,17 +92,17 @@ class ObjectiveTask:
         return Documents.from_starts(starts_BT)
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss:
-        """The loss over the targets that count (>= 0): the objective's own, or cross-entropy with the z-loss."""
+        """Return the loss over the valid targets (>= 0): the objective's own loss, or cross-entropy with the z-loss."""
         total, nats_BS, predicted_BS = self._losses(model, hidden_BTD, batch)
         correct_B = None if predicted_BS is None else (predicted_BS == batch.targets_BL)[:, 0]
         return MicroBatchLoss(total, nats_BS.detach().sum(dim=1), correct_B)
 
     def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]:
-        """Nats of each target without the z-loss, and the likeliest prediction where scored; both (B, S)."""
+        """Return the nats of each target without the z-loss, and the likeliest prediction if it is scored; both (B, S)."""
         return self._losses(model, hidden_BTD, batch, scored=True)[1:]
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
-        """Return a batch of random tokens with a typical number of targets, to time a step."""
+        """Return a batch of random tokens with a typical number of targets, for timing a step."""
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         if config.labels:
@@ -114,8 +116,8 @@ class ObjectiveTask:
     ) -> TargetLosses:
         """Return the losses of a batch; if `scored`, cross-entropy without the z-loss, whatever the objective.
 
-        Of an encoder only hidden tokens go through the head, and the likeliest predictions are scored. An objective's own loss
-        is in the total alone: the nats are the cross-entropy of its targets, which runs are compared by.
+        In an encoder, only hidden tokens go through the head, and the likeliest predictions are scored. An objective's own loss
+        is only in the total: the nats are the cross-entropy of its targets, by which runs are compared.
         """
         targets_BS, predicted_BS = batch.targets_BL, None
         is_own = not scored and changes(self.objective, "loss")
@@ -137,7 +139,7 @@ class ObjectiveTask:
         return loss.total, nats_BS, predicted_BS
 
     def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
-        """Cross-entropy of the model's predictions over its vocabulary."""
+        """Return the cross-entropy of the model's predictions over its vocabulary."""
         head, train = model.head, self.train
         return chunked_cross_entropy(
             head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,
@@ -147,8 +149,10 @@ class ObjectiveTask:
     def _own_loss(
         self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, inputs_BT: Tensor, places_N2: Tensor
     ) -> Loss:
-        """The objective's own loss, and the cross-entropy. Logits exist for a chunk of the targets at a time; the backward pass
-        computes them again. places_N2: sequence and position of each target."""
+        """Return the objective's own loss and the cross-entropy, with logits of only a chunk of the targets at a time.
+
+        The backward pass recomputes the logits. `places_N2` has the sequence and position of each target.
+        """
 
         def chunk_losses(hidden_CD: Tensor, targets_C: Tensor, places_C2: Tensor) -> tuple[Tensor, Tensor]:
             logits_CV = upcast(model.head.logits(hidden_CD))
@@ -165,7 +169,10 @@ class ObjectiveTask:
 
 @dataclass(frozen=True)
 class ClassifyTask(ObjectiveTask):
-    """Each text predicts its label. In an encoder a text begins and ends with special tokens, the first one not end-of-text."""
+    """The objective in which each text predicts its label.
+
+    In an encoder, a text starts and ends with special tokens, the first of which is not end-of-text.
+    """
 
     def prepare(self, model: Transformer) -> None:
         if self.train.is_frozen:
@@ -183,20 +190,23 @@ class ClassifyTask(ObjectiveTask):
         return nats_B.sum(), nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
     def _lengths(self, inputs_BT: Tensor) -> Tensor:
-        """Tokens of each text (see `LabelledTexts`): its first always counts, and end-of-text pads it."""
+        """Return the number of tokens of each text (see `LabelledTexts`).
+
+        The first token always counts, and end-of-text is padding.
+        """
         lengths_B = 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
         return lengths_B + (inputs_BT[:, 0] != self.end_of_text) if self.is_encoder else lengths_B
 
 
 def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> ObjectiveTask:
-    """The task of an objective, which `require_objective` has passed. A user's class is not loaded yet."""
+    """Return the task of an objective that `require_objective` has accepted. A user's class is not loaded yet."""
     if train.objective == "classify":
         return ClassifyTask(train, end_of_text, is_encoder=not config.causal)
     return ObjectiveTask(train, end_of_text, document_mask, not config.causal)
 
 
 def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
-    """The model that a resolved recipe trains. labels: classes of its corpus."""
+    """Return the model that a resolved recipe trains; `labels` is the number of classes of its corpus."""
     if recipe.train.objective != "classify":
         return model_config(recipe, vocabulary)
     config = model_config(recipe, vocabulary, labels=labels)
@@ -208,23 +218,23 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 
 
 def example_transforms(recipe: Recipe, store: TokenStore) -> tuple[Callable[[Batch], Batch], ...]:
-    """What the objective of a recipe does to a batch, as hiding tokens from an encoder."""
+    """Return the functions by which a recipe's objective changes a batch, such as hiding tokens from an encoder."""
     objective = objective_of(recipe.train)
     return (Examples.of(objective, recipe, store).batch,) if changes(objective, "example") else ()
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Makes the examples of an objective: a pure function of (run seed, sample number).
+    """The examples of an objective, as a pure function of the run seed and the sample number.
 
-    The random numbers are Philox's (Salmon et al. 2011), a counter-based generator keyed by seed and sample. So examples do not
-    depend on the micro-batch, the number of processes or a resume, and every epoch has others.
+    The random numbers are Philox's (Salmon et al. 2011), a counter-based generator with seed and sample as key. So examples do
+    not depend on the micro-batch, the number of processes or a resume, and they differ in every epoch.
 
     Attributes:
         objective: The objective.
-        key: Key of the random numbers.
+        key: The key of the random numbers.
         tokenizer: The tokenizer of the run.
-        is_text: Ids that are not special tokens, (V,).
+        is_text: True for ids that are not special tokens, (V,).
     """
 
     objective: Objective
@@ -234,7 +244,7 @@ class Examples:
 
     @classmethod
     def of(cls, objective: Objective, recipe: Recipe, store: TokenStore) -> Self:
-        """Read the tokenizer of a run. Raises InputError when an encoder's has no mask token."""
+        """Read the tokenizer of a run. Raises InputError if an encoder's tokenizer has no mask token."""
         if store.mask_token is None and objective.model == "encoder":
             raise InputError(f"{store.folder}: no mask token; write the tokens again, with train.objective = masked")
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
@@ -242,21 +252,21 @@ class Examples:
         return cls(objective, key_of("masks", recipe.run.seed), tokenizer, store.token_bytes > 0)
 
     def batch(self, batch: Batch) -> Batch:
-        """A batch with the inputs and targets of the objective."""
+        """Return a batch with the inputs and targets of the objective."""
         starts = repeat(None) if batch.starts is None else batch.starts
         rows = zip(batch.samples.tolist(), batch.inputs, batch.targets, starts, strict=False)
         inputs, targets = zip(*(self.example(*row) for row in rows), strict=True)
         return replace(batch, inputs=np.stack(inputs), targets=np.stack(targets))
 
     def held_out(self, part: HeldOut, token_bytes: Ints) -> HeldOut:
-        """Held-out sequences with examples that are the same at every validation."""
+        """Return held-out sequences with examples that are the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
         made = fixed.batch(Batch(0, part.inputs, part.targets, np.zeros(len(part.inputs), np.int64), part.starts))
         target_bytes = np.where(made.targets >= 0, token_bytes[made.targets], 0).sum(axis=1)
         return replace(part, inputs=made.inputs, targets=made.targets, bytes=target_bytes)
 
     def example(self, number: int, inputs_T: Ints, targets_T: Ints, starts_T: Bools | None = None) -> tuple[Ints, Ints]:
-        """Inputs and targets of the sample of a number. Raises UserCodeError where the objective fails."""
+        """Return the inputs and targets of sample `number`. Raises UserCodeError if the objective fails."""
         draws = np.random.Generator(np.random.Philox(key=np.array([self.key, number], dtype=np.uint64)))
         try:
             made = self.objective.example(Sample(inputs_T, targets_T, starts_T, draws, self.tokenizer, self.is_text))
@@ -271,7 +281,7 @@ class Examples:
 
 
 def own_loss(objective: Objective, predictions: Predictions) -> Tensor:
-    """The loss of each target. Raises UserCodeError where the objective fails."""
+    """Return the loss of each target. Raises UserCodeError if the objective fails."""
     targets, logits = predictions.targets, predictions.logits
     if not len(targets):
         return logits.sum(dim=1)
@@ -290,9 +300,10 @@ def own_loss(objective: Objective, predictions: Predictions) -> Tensor:
 def require_objective(
     recipe: ResolvedRecipe, config: ModelConfig, tokenizer: Callable[[], Tokenizer] | None = None
 ) -> None:
-    """Raise InputError where the model or another key of the recipe does not go with its objective.
+    """Raise InputError if the model or another key of the recipe does not fit its objective.
 
-    tokenizer: makes that of the run, or one like it; a user's objective is tried with it, and an error raised where it fails.
+    `tokenizer` returns the tokenizer of the run or a similar one. If it is given, a user's objective is tried with it, and an
+    error is raised if it fails.
     """
     train, layout = recipe.train, recipe.parallel
     objective, kind = objective_of(train), "decoder" if config.causal else "encoder"
@@ -310,7 +321,7 @@ def require_objective(
 
 
 def _try(objective: Objective, recipe: ResolvedRecipe, tokenizer: Tokenizer) -> None:
-    """Raise an error for an objective that fails on made-up text."""
+    """Run an objective on random tokens, and raise an error if it fails or is not deterministic."""
     size = tokenizer.vocabulary
     tokens = np.random.default_rng(0).integers(0, size, recipe.tokens.sequence_length + 1)
     starts = None if recipe.tokens.packing == "concatenate" else tokens[1:] < 0

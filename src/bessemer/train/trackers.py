@@ -1,6 +1,6 @@
-"""Experiment trackers that a run reports to, besides TensorBoard: W&B and MLflow.
+"""Experiment trackers that a run reports to in addition to TensorBoard: W&B and MLflow.
 
-A tracker that fails never stops the training: it is reported once, and left.
+A tracker that fails never stops the training: its failure is reported once, and it is not used again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
 
-STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
+# The training step, as the metric that others are plotted over: W&B's own step cannot go back, as a rollback does.
+STEP = "step"
 
 
 @dataclass
 class Tracker:
-    """Takes the lines of metrics.jsonl. A resumed run continues in the same place.
+    """A tracker that receives the lines of metrics.jsonl. A resumed run continues in the same tracker run.
 
-    write: takes a step and its numbers by tag (kind/name); end: called when the training has ended.
+    Attributes:
+        name: The name of its package.
+        write: Receives a step and its numbers by tag (kind/name).
+        end: Called when the training has ended.
+        has_failed: True after its first failure.
     """
 
     name: str
@@ -60,7 +65,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
-    """The trackers of a recipe; one that does not start is reported and left out."""
+    """Return the trackers of a recipe. A tracker that does not start is reported and omitted."""
     openers = {"wandb": _wandb, "mlflow": _mlflow}
     found: list[Tracker] = []
     place = run.path / "trackers.json"
@@ -68,7 +73,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     for name in recipe.report.trackers:
         try:
             found.append(openers[name](recipe, run, known))
-        except Exception as error:  # of its own code, the network or its service
+        except Exception as error:  # any error of the tracker's code, the network or the service
             warn(f"report.trackers: {name} did not start ({first_line(error)}); the training goes on without it")
     if recipe.report.trackers:
         write_json(place, known)
@@ -76,7 +81,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
 
 
 def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """Weights & Biases. Where it reports to is its own environment's (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY)."""
+    """Start a Weights & Biases run, configured by WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY."""
     import wandb
 
     identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
@@ -90,7 +95,7 @@ def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
 
 
 def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """MLflow: to MLFLOW_TRACKING_URI, else into mlflow.db of the run directory."""
+    """Start an MLflow run that reports to MLFLOW_TRACKING_URI, else into mlflow.db of the run directory."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:

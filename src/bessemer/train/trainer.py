@@ -1,7 +1,7 @@
 """A training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update.
 
-Nothing in it waits for the device or for another host: counts, sums and the decision to skip the update stay on the device.
-`Trainer.read` brings the numbers of several steps to the host.
+It waits neither for the device nor for another host: counts, sums and the decision to skip the update stay on the device.
+`Trainer.read` copies the numbers of several steps to the host.
 """
 
 from __future__ import annotations
@@ -36,11 +36,18 @@ from bessemer.train.task import task_of
 
 @dataclass(frozen=True)
 class StepStats:
-    """Statistics of a step before its update.
+    """The statistics of a step before its update.
 
-    loss: nats a target over the global batch; objective_loss: what is minimised, of a target; grad_norm: before clipping; nats,
-    targets: sums by source; accuracy: of a classifier; scale: the loss scale of the next step; overflow: the loss scale was too
-    large, so that the step must be dropped; gated: targets that the gate took away.
+    Attributes:
+        loss: The mean cross-entropy over the global batch, in nats per target.
+        objective_loss: The minimised loss per target.
+        grad_norm: The global gradient norm before clipping.
+        nats: The sum of the cross-entropy by source.
+        targets: The number of targets by source.
+        accuracy: The accuracy of a classifier.
+        scale: The loss scale of the next step.
+        overflow: True if the loss scale was too large, so that the step is dropped.
+        gated: The number of targets that the gate removed.
     """
 
     loss: float
@@ -56,10 +63,18 @@ class StepStats:
 
 @dataclass(frozen=True)
 class DeviceStats:
-    """Statistics of a step on the device, which may still compute them; the same on every process.
+    """The statistics of a step on the device, which may still compute them; equal on every process.
 
-    loss, objective_loss, grad_norm: float64 scalars; nats, targets: by source; scored: correct predictions and their number, of
-    a classifier; others as in StepStats.
+    Attributes:
+        loss: As in StepStats, a float64 scalar.
+        objective_loss: As in StepStats, a float64 scalar.
+        grad_norm: As in StepStats, a float64 scalar.
+        nats: As in StepStats, (sources,).
+        targets: As in StepStats, (sources,).
+        scored: The number of correct and of all predictions of a classifier, (2,).
+        gated: As in StepStats.
+        scale: The fields of the LossScale of the next step, (3,).
+        overflow: As in StepStats.
     """
 
     loss: Tensor
@@ -73,8 +88,10 @@ class DeviceStats:
     overflow: Tensor
 
     def skip_flag(self, limits: SpikeLimits | None = None) -> Tensor:
-        """1 where the update must not reach the weights, since loss or norm is not finite or both exceed the limits, else 0: a
-        float32 scalar."""
+        """Return 1 if the update must not reach the weights, else 0, as a float32 scalar.
+
+        It is 1 if loss or norm is not finite, or both exceed the limits.
+        """
         is_bad = ~(self.loss.isfinite() & self.grad_norm.isfinite())
         if limits is not None:
             is_bad |= (self.loss > limits.loss) & (self.grad_norm > limits.grad_norm)
@@ -82,14 +99,14 @@ class DeviceStats:
 
     @property
     def row(self) -> Tensor:
-        """All numbers as float64, (10 + 2 sources)."""
+        """All numbers as float64, (10 + 2 sources,)."""
         scalars = self.loss, self.objective_loss, self.grad_norm, self.gated, self.overflow
         parts = *scalars, self.scored, self.scale, self.nats, self.targets
         return torch.cat([part.double().view(-1) for part in parts])
 
 
 def host_stats(row: list[float]) -> StepStats:
-    """The statistics of a `DeviceStats.row` that was read."""
+    """Return the statistics in a `DeviceStats.row` that was copied to the host."""
     (loss, objective, norm, gated, overflow, correct, num_scored, value, good, skipped), by_source = row[:10], row[10:]
     num_sources = len(by_source) // 2
     return StepStats(
@@ -105,8 +122,19 @@ class Trainer:
         self, recipe: ResolvedRecipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,
         mesh: ProcessMesh = SINGLE_PROCESS, weights: Weights | None = None, recomputed: int | None = None,
     ) -> None:  # fmt: skip
-        """model: initialised, or with several processes a shell that `weights` initialises; recomputed: number of blocks, as
-        planned before the model was allocated; None: computed now from the recipe."""
+        """Divide the model over the mesh and build its optimizer.
+
+        Args:
+            recipe: The resolved recipe.
+            model: The initialised model; with several processes, a shell that `weights` initialises.
+            device: The device of this process.
+            end_of_text: The id of the token between documents.
+            num_sources: The number of sources, for the sums by source.
+            mesh: The mesh of processes.
+            weights: The weights with several processes; None takes those of the model.
+            recomputed: The number of recomputed blocks, as planned before the model was allocated; None computes it from the
+                recipe.
+        """
         self.settings, self.device, self.mesh = recipe.train, device, mesh
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
@@ -130,7 +158,11 @@ class Trainer:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches, without waiting for the device.
 
         The sum of the losses is divided by the valid targets of the global batch, not of a micro-batch or a rank, so that the
-        gradient does not depend on how the batch is divided. scale: of the loss in fp16 (`LossScale.to_tensor`); None: the first.
+        gradient does not depend on how the batch is divided.
+
+        Args:
+            batch: The batch of this data-parallel rank.
+            scale: The loss scale in fp16 (`LossScale.to_tensor`); None for the initial scale.
         """
         device = self.device.torch_device
         counts = self._counts(batch)
@@ -141,7 +173,7 @@ class Trainer:
         self._zero_gradients()
         losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
         if self.device.precision.scaled and (gradients := [local(gradient) for gradient in self._gradients()]):
-            torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, of a power of two
+            torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, for a power of two
         norm, sums = self._sums(batch, losses)
         loss, objective = sums[:2] / num_targets
         overflow = torch.zeros_like(loss)
@@ -150,7 +182,7 @@ class Trainer:
         return DeviceStats(loss, objective, norm, sums[4:], targets, sums[2:4], gated, scale, overflow)
 
     def _counts(self, batch: Batch) -> Tensor:
-        """Targets of the global batch by source, and last those that the gate took away. Collective."""
+        """Return the targets of the global batch by source, and last those that the gate removed. All ranks must call it."""
         targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
         counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
         if self.mesh.leads_data:
@@ -159,8 +191,10 @@ class Trainer:
         return self.mesh.sum_on_device(self.device.send(counts))
 
     def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor]:
-        """Return the gradient norm, and the sums of nats, of what is minimised, of correct and of scored predictions, and of nats
-        by source; of all processes."""
+        """Return the gradient norm and the sums over all processes.
+
+        The sums are of nats, of the minimised loss, of correct and of all scored predictions, and of nats by source.
+        """
         device, is_loss_rank = self.device.torch_device, float(self.mesh.is_loss_rank)
         none = torch.zeros(0, dtype=torch.float64, device=device)
         nats_B = torch.cat([none, *(loss.nats_B.double() for loss in losses)])
@@ -175,7 +209,7 @@ class Trainer:
             norm = nn.utils.get_total_norm(self._gradients()).double()
         else:
             pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
-            square = sum_of_squares(pairs, self.mesh).to(device)  # of this process's part of the gradient
+            square = sum_of_squares(pairs, self.mesh).to(device)  # for this process's part of the gradient
             sums = self.mesh.sum_on_device(torch.cat([square[None], sums]))
             norm, sums = sums[0].sqrt(), sums[1:]
         return norm, sums
@@ -193,41 +227,50 @@ class Trainer:
         return whole.split(self.settings.micro_batch)
 
     def _zero_gradients(self) -> None:
-        # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
+        # DDP keeps buckets for all gradients. Gradients set to None would be allocated in addition to them.
         self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
     def update(self, step: int, grad_norm: Tensor, factor: float = 1.0, skip: Tensor | None = None) -> float:
-        """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
-        weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
+        """Clip to the global norm and take optimizer step `step` (0-based). Returns the learning rate.
+
+        Args:
+            step: The number of the update (0-based).
+            grad_norm: The global gradient norm.
+            factor: A factor on the scheduled learning rate.
+            skip: A scalar on the device; 1 leaves weights and states unchanged. The host need not know its value.
+        """
         config, steps = self.settings.optimizer, self.settings.steps
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps) * factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         skip = torch.zeros_like(grad_norm, dtype=torch.float32) if skip is None else skip
         self.optimizer.step(skip, step)
-        self._zero_gradients()  # frees memory for a validation or a save
+        self._zero_gradients()  # to free memory for a validation or a save
         if self.average is not None:
             self.average.update(step, skip)
         return rate
 
     def read(self, stats: Sequence[DeviceStats]) -> list[StepStats]:
-        """Wait for the device, and read the statistics of several steps. Every process gets those of rank 0. Collective."""
+        """Wait for the device, and return the statistics of several steps on the host, those of rank 0 on every process.
+
+        All ranks must call it.
+        """
         rows = self.device.read(torch.stack([one.row for one in stats])).tolist()
         return [host_stats(row) for row in self.mesh.broadcast(rows)]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the model has the moving average of its weights, if the recipe has one."""
+        """Return a context in which the model has the moving average of its weights, if the recipe has one."""
         return contextlib.nullcontext() if self.average is None else self.average.swapped_in()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Context in which matmuls run in the recipe's precision."""
+        """Return a context in which matmuls run in the recipe's precision."""
         return precisions.autocast(self.device.precision, self.device.torch_device)
 
     def eager(self) -> contextlib.AbstractContextManager[object]:
-        """Context in which blocks are not compiled, for shapes that are others than a step's, and not worth a compilation."""
+        """Return a context in which blocks are not compiled, for shapes that differ from those of a step."""
         return torch.compiler.set_stance("force_eager") if self.device.compile else contextlib.nullcontext()
 
     def hidden(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
-        """Hidden states of a batch on the device, (B, T, D)."""
+        """Return the hidden states of a batch on the device, (B, T, D)."""
         hidden_BTD: Tensor = self.model(inputs_BT, self.task.documents(inputs_BT, starts_BT))
         return hidden_BTD

@@ -1,6 +1,6 @@
-"""Update rules of optimizers: what a rule keeps for a parameter, and in which direction it moves it. Loads no torch.
+"""Update rules of optimizers: the state that a rule keeps for a parameter, and the direction in which it moves it.
 
-The rules are carried out by `train/optimizer/`.
+This module loads no torch. `train/optimizer/` applies the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bessemer.recipe.uses import ExtensionBase
 
-if TYPE_CHECKING:  # torch, which a recipe that names a rule is loaded without
+if TYPE_CHECKING:  # a recipe that names a rule is loaded without torch
     from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -23,8 +23,8 @@ class ParameterUpdate:
     """An update of one parameter.
 
     Attributes:
-        name: Name of the parameter, such as "blocks.0.attention.qkv".
-        step: Number of the update in the run, from 0; skipped ones count.
+        name: The name of the parameter, such as "blocks.0.attention.qkv".
+        step: The number of the update in the run, from 0; skipped updates count.
         learning_rate: The learning rate of this parameter in this update.
         betas: `train.optimizer.betas`.
         eps: `train.optimizer.eps`.
@@ -38,17 +38,17 @@ class ParameterUpdate:
 
 
 class UpdateRule(ExtensionBase, ABC):
-    """The update rule of an optimizer. Fields of a subclass are its settings.
+    """The base of optimizers' update rules. Fields of a subclass are its settings.
 
     Attributes:
-        moments: Names of the tensors of its state that have the shape of the parameter. They begin as zeros.
-        nonnegative: Those of them that are never negative, for which `train.optimizer.state = "8bit"` has a finer code.
-        others: Map the name of each other tensor of its state to a function from the shape of the parameter to its own.
-        needs_whole: `direction` gets whole tensors where several processes divide a parameter, in place of shards.
-        is_for_matrices: It updates hidden matrices, and AdamW the other parameters.
-        betas: Default of `train.optimizer.betas`.
+        moments: The names of the state tensors with the shape of the parameter. They start as zeros.
+        nonnegative: The moments that are never negative, for which `train.optimizer.state = "8bit"` has a finer code.
+        others: The other state tensors: a function from the shape of the parameter to that of the tensor, by name.
+        needs_whole: True if `direction` needs whole tensors, not shards, when several processes divide a parameter.
+        is_for_matrices: True if the rule updates only hidden matrices, and AdamW the other parameters.
+        betas: The default of `train.optimizer.betas`.
         rate: The default learning rate as a multiple of AdamW's.
-        keys: Keys of [train.optimizer] that it reads and others may not.
+        keys: The keys of [train.optimizer] that this rule reads; other rules reject them.
     """
 
     moments: ClassVar[tuple[str, ...]] = ()
@@ -70,11 +70,11 @@ class UpdateRule(ExtensionBase, ABC):
 
     @abstractmethod
     def direction(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], update: ParameterUpdate) -> Tensor:
-        """Update the state, and return what the learning rate times is subtracted from the weight."""
+        """Update the state, and return the direction; the weight decreases by the learning rate times the direction."""
 
 
 class _Kernel(UpdateRule):
-    """A rule that `train/optimizer/` has a function for, which updates many tensors at a time."""
+    """A rule that `train/optimizer/` implements with a function that updates many tensors at a time."""
 
     def direction(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], update: ParameterUpdate) -> Tensor:
         raise NotImplementedError("a built-in rule cannot be extended; extend bessemer.UpdateRule")
@@ -94,8 +94,8 @@ class Lion(_Kernel):
     """The sign of the momentum (Chen et al. 2023)."""
 
     moments = ("exp_avg",)
-    # Betas of their section 4; the rate is 3 to 10 times smaller by their section 5. 150 steps on 110 kB of Python's reference
-    # ended at 3.15 bits per byte with AdamW's, 3.01 with a third and with a fifth of it.
+    # The betas are from section 4 of the paper; its section 5 recommends a 3 to 10 times smaller rate. 150 steps on 110 kB of
+    # Python's reference ended at 3.15 bits per byte with AdamW's rate, and at 3.01 with a third and with a fifth of it.
     betas = (0.9, 0.99)
     rate = 0.25
     keys = ("betas",)

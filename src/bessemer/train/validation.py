@@ -1,4 +1,4 @@
-"""Scores of a model: the loss on held-out text, bits per byte or the accuracy; scores on tasks, and what it writes."""
+"""Scores of a model: the loss on held-out text with bits per byte or the accuracy, scores on tasks, and generated samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bessemer.train.setup import ScoredModel, Training
 from bessemer.train.state import TrainState
 from bessemer.train.trainer import Trainer
 
-SHORT_TOKENS = 40  # of a sample written while the model trains
+SHORT_TOKENS = 40  # the largest length of a sample that is generated during training
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Validation:
     """The scores of a model on held-out text.
 
     Attributes:
-        metrics: By the names of the metrics, each also by source. loss: nats a target (a token, a hidden token, or a text for a
-            classifier). bits_per_byte: nats / ln 2 / bytes of text, comparable between tokenizers, where the targets are the
-            whole text and the tokens account for it. Else accuracy: share of targets that are the likeliest prediction.
-        tokens: Number of targets.
-        bytes: Bytes of their text.
-        confusion: Texts of each class by predicted class, (labels, labels), for a classifier.
+        metrics: The scores by name, each also by source. `loss` is in nats per target: a token, a hidden token, or a text for a
+            classifier. `bits_per_byte` is nats / ln 2 / bytes of text, which is comparable between tokenizers; it exists if the
+            targets are the whole text. Otherwise there is `accuracy`, the share of targets that are the likeliest prediction.
+        tokens: The number of targets.
+        bytes: The bytes of their text.
+        confusion: The texts of each class by predicted class, (labels, labels), for a classifier.
     """
 
     metrics: dict[str, Any]
@@ -42,17 +42,17 @@ class Validation:
 
     @property
     def loss(self) -> float:
-        """Nats a target."""
+        """The loss in nats per target."""
         return float(self.metrics["loss"])
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits a byte of text, where it is defined."""
+        """The bits per byte of text; None if undefined."""
         return self.metrics.get("bits_per_byte")
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the targets that are predicted right, where it is scored."""
+        """The share of correctly predicted targets; None if it is not scored."""
         return self.metrics.get("accuracy")
 
     @property
@@ -65,20 +65,20 @@ class Validation:
 
 @torch.no_grad()
 def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
-    """Score held-out sequences in a fixed order, divided among data-parallel ranks; every process returns the scores of all.
+    """Score held-out sequences in a fixed order, divided among data-parallel ranks. Returns the scores of all on every process.
 
-    End-of-text tokens count neither as loss nor as bytes. Collective.
+    End-of-text tokens count neither as loss nor as bytes. All ranks must call it.
     """
     labels, mesh, is_scored = trainer.model.config.labels, trainer.mesh, False
     nats, correct = np.zeros(len(parts)), np.zeros(len(parts), dtype=np.int64)
     confusion = np.zeros((labels, labels), dtype=np.int64)
-    batch = trainer.settings.micro_batch or 1  # so that a validation never needs more memory than a step
+    batch = trainer.settings.micro_batch or 1  # the same as in a step, so that a validation needs no more memory
     for number, part in enumerate(parts):
         for start in range(0, len(part.inputs), batch * mesh.layout.data):
             first = start + batch * mesh.data_rank
             rows = slice(first, first + batch)
             targets = part.targets[rows]
-            if not len(targets):  # no sequences are left for this rank, but the others need it in their collectives
+            if not len(targets):  # no sequences are left for this rank, but it must take part in the collectives
                 rows, targets = slice(0, 1), np.full_like(part.targets[:1], -1)
             starts = None if part.starts is None else part.starts[rows]
             micro_batch = MicroBatch.of(replace(part, inputs=part.inputs[rows], targets=targets, starts=starts))
@@ -116,11 +116,11 @@ def _validation(
 
 
 def log_writing(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
-    """Log the scores on the recipe's tasks, by score and task, as a line of kind "tasks"; and what the model writes after the
-    first prompt, in greedy decoding, as a line of kind "sample", after some of the validations: `evaluate.samples` in a run.
+    """Log the scores on the recipe's tasks as a "tasks" line, and a generated text as a "sample" line.
 
-    Only where each process holds the whole model; it is written by rank 0, while the others wait. Nothing that the training
-    depends on changes.
+    The text continues the first prompt by greedy decoding, after some of the validations: `evaluate.samples` in a run. This
+    runs only if each process holds the whole model, on rank 0, while the others wait. It changes nothing that the training
+    depends on.
     """
     options, trainer = training.recipe.evaluate, training.trainer
     steps = state.step, max(state.step - trainer.settings.validate_every, 0)
@@ -139,7 +139,7 @@ def log_writing(training: Training, state: TrainState, advance: Callable[..., No
 
 
 def writes_alone(trainer: Trainer) -> bool:
-    """Whether this process is rank 0 and holds the whole of a model that writes."""
+    """Return True if this process is rank 0 and holds the whole of a causal model."""
     mesh, config = trainer.mesh, trainer.model.config
     return mesh.is_main and (mesh.is_single or mesh.layout.uses_ddp) and config.causal and not config.labels
 

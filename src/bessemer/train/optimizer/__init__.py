@@ -1,8 +1,8 @@
-"""The optimizer: parameter groups, each updated by its rule; its state in checkpoints; and the moving average of the weights.
+"""The optimizer: parameter groups updated by rules, their state in checkpoints, and the moving average of the weights.
 
-rules.py    updates by rules, and which parameter is updated by which, with which decay and learning rate
-muon.py     Muon, for whole and sharded matrices
-moments.py  moments in 8 bits
+- rules.py: updates by rules, and the rule, weight decay and learning rate of each parameter.
+- muon.py: Muon for whole and sharded matrices.
+- moments.py: moments in 8 bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build(model: Transformer, config: ResolvedOptimizer) -> GroupOptimizer:
 
 
 def try_rule(config: ResolvedOptimizer) -> None:
-    """Update small tensors twice by a user's rule, so that one that fails does so before the training."""
+    """Update small tensors twice by a user's rule, so that a faulty rule fails before the training."""
     weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3, 2, 4), (6, 4), (4,))]
     weights = weights[: 2 if config.rule.is_for_matrices else 3]
     names = [f"a trial with shape {list(weight.shape)}" for weight in weights]
@@ -56,14 +56,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 class GroupOptimizer(torch.optim.Optimizer):
-    """Updates every group by its rule."""
+    """The optimizer that updates every parameter group by its rule."""
 
-    # Without the wrappers around torch's own, which load its compiler for half a second: nothing here is compiled.
+    # torch's wrappers are removed because they load the compiler, which takes half a second and is not needed here.
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        """groups: of `parameter_groups`. Raises InputError for 8-bit states of a rule that needs whole tensors."""
+        """Take the groups of `parameter_groups`. Raises InputError for 8-bit states of a rule that needs whole tensors."""
         for group in groups:
             if group["rule"].needs_whole and group["state"] == "8bit":
                 raise InputError(
@@ -76,7 +76,7 @@ class GroupOptimizer(torch.optim.Optimizer):
     def step(self, skip: Tensor | None = None, number: int = 0) -> None:  # type: ignore[override]
         """Update every weight that has a gradient, as step `number` (0-based).
 
-        skip: a float32 scalar on the device; where it is 1 all weights and states keep their bits.
+        `skip` is a float32 scalar on the device. If it is 1, all weights and states keep their bits.
         """
         for group in self.param_groups:
             parameters = [
@@ -86,7 +86,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             ]
             if not parameters:
                 continue
-            device = parameters[0].weight.device  # the CPU's, of weights that parallel.offload keeps there
+            device = parameters[0].weight.device  # the CPU for weights that parallel.offload keeps there
             flag = torch.zeros((), device=device) if skip is None else skip.to(device)
             update = update_matrices if isinstance(group["rule"], Muon) else update_group
             update(parameters, group | {"skip": flag, "step": number})
@@ -108,7 +108,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         return state
 
     def sharded_state(self, weight: Tensor, state: State) -> State:
-        """Return the state of a parameter with its moments as DTensors, which share their memory."""
+        """Return the state of a parameter with its moments as DTensors that share their memory."""
         rule, sharded = self.group_of[weight]["rule"], dict(state)
         for name in rule.moments:
             sharded[name] = as_shard_of(weight, state[name])
@@ -127,10 +127,10 @@ def state_tensors(model: Transformer, optimizer: GroupOptimizer) -> dict[str, Te
 
 @torch.no_grad()
 def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedCheckpoint) -> None:
-    """Load what `state_tensors` returned, saved from any layout. Not by load_state_dict, which casts the state to the
-    parameter's dtype.
+    """Load the tensors of `state_tensors` from a checkpoint of any layout.
 
-    Raises BessemerError when the state is that of another rule or format.
+    load_state_dict is not used because it casts the state to the parameter's dtype. Raises BessemerError if the state belongs
+    to another rule or format.
     """
     stored, targets = checkpoint.contents["optimizer"], list[tuple[str, Tensor]]()
     for own, parameter in model.named_parameters():
@@ -151,8 +151,8 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
 class WeightAverage:
     """An exponential moving average of the weights in fp32: average <- d average + (1 - d) weights after every update.
 
-    d is `decay`, but at most (1 + n) / (10 + n) at update n (0-based), so that the average leaves the initial weights behind
-    early on (the rule of TensorFlow's ExponentialMovingAverage with num_updates).
+    d is `decay`, but at most (1 + n) / (10 + n) at update n (0-based), so that the average forgets the initial weights early
+    (the rule of TensorFlow's ExponentialMovingAverage with num_updates).
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -162,19 +162,19 @@ class WeightAverage:
 
     @property
     def _weights(self) -> dict[str, Tensor]:
-        """This rank's shards, looked up each time: FSDP2 moves an uneven one into padded memory at the first step."""
+        """This rank's shards, looked up on each access because FSDP2 moves an uneven one into padded memory at the first step."""
         return {name: local(weight) for name, weight in self._parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
-        """Update the average after the update number `step` (0-based). skip: as of `GroupOptimizer.step`."""
+        """Update the average after update `step` (0-based). `skip` is as for `GroupOptimizer.step`."""
         decay, weights = min(self.decay, (1 + step) / (10 + step)), self._weights
         for name, average in self.tensors.items():
             put_unless(skip, average, average.lerp(weights[name].float(), 1.0 - decay))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Context in which the model has the averaged weights; the trained ones are restored unchanged."""
+        """Give the model the averaged weights within the block, and restore the trained ones unchanged."""
         self._swap()
         try:
             yield
@@ -183,7 +183,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        """Values, not storage: compiled code and optimizers refer to the storage."""
+        """Swap values, not storage, because compiled code and optimizers refer to the storage."""
         for name, weight in self._weights.items():
             before = weight.clone()
             weight.copy_(self.tensors[name])

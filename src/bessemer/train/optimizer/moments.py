@@ -1,8 +1,8 @@
-"""How moments are stored between steps: fp32, or 8 bits by torchao. Updates compute in fp32.
+"""The storage of moments between steps: fp32, or 8 bits by torchao. Updates compute in fp32.
 
-8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2) in
-blocks of 256, each with its largest magnitude as scale in fp32. One difference: a second moment that is not zero never becomes
-zero, since the first moment, whose code reaches down seven decades, would then be divided by epsilon.
+The 8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2) in
+blocks of 256, each with its largest magnitude as an fp32 scale. One difference: a second moment that is not zero never becomes
+zero. Otherwise the first moment, whose code reaches down seven decades, would be divided by epsilon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bessemer.train.precision import require_torchao
 from bessemer.train.update_rule import UpdateRule
 
 BLOCK = 256  # elements that share a scale
-# Elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory.
+# Number of elements of an 8-bit moment decoded to fp32 at a time (4.2M). Quantization takes several times their memory.
 SLICE = BLOCK << 14
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
 
@@ -42,8 +42,10 @@ def format_of(parameter: Tensor, format: Format) -> Format:
 
 
 def zero_moment(parameter: Tensor, name: str, format: Format) -> State:
-    """Return the entries of a zero moment, in the shape of the parameter's local shard: NAME, and with 8bit (uint8 codes)
-    NAME_scale (fp32, one a block)."""
+    """Return the state entries of a zero moment, in the shape of the parameter's local shard.
+
+    These are NAME and, for 8bit (uint8 codes), NAME_scale (fp32, one per block).
+    """
     shape, device = local(parameter).shape, parameter.device
     if format == "8bit":
         codes = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -60,24 +62,26 @@ def quantized(state: State, name: str, signed: bool, part: slice) -> Any:
 
 
 def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, skip: Tensor) -> None:
-    """Store elements `part` (whole blocks) of an 8-bit moment, which are not negative unless `signed`. skip: where it is 1, all
-    codes and scales keep their bits, since those of a decoded moment may be others."""
+    """Store elements `part` (whole blocks) of an 8-bit moment, which are not negative unless `signed`.
+
+    If `skip` is 1, codes and scales keep their bits, since encoding a decoded moment may change them.
+    """
     stored = quantized(state, name, signed, part)
     codes_N, scale_B = stored.codes.clone(), stored.scale.clone()
     stored.copy_(moment_N)
-    if not signed:  # code 0 is zero
+    if not signed:  # code 0 is zero, which a positive moment must not become
         stored.codes.add_((stored.codes == 0) & (moment_N > 0))
     for new, old in ((stored.codes, codes_N), (stored.scale, scale_B)):
         put_unless(~skip.bool(), new, old)
 
 
 def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor, in place, unless `skip` is 1: a scalar on the device, which the host need not know."""
+    """Write a value into a tensor in place, unless the device scalar `skip` is 1. The host need not know `skip`."""
     torch.where(skip.to(target.device).bool(), target, value, out=target)
 
 
 def decoded_slices(parameter: UpdatedParameter, rule: UpdateRule, skip: Tensor) -> Iterator[UpdatedParameter]:
-    """Yield slices of a local parameter with their moments in fp32, which are stored again after the caller updated them."""
+    """Yield slices of a local parameter with fp32 moments, and store each slice's moments after the caller updated them."""
     state, signs = parameter.state, {name: name not in rule.nonnegative for name in rule.moments}
     weight_N, gradient_N, numel = parameter.weight.view(-1), parameter.gradient.reshape(-1), parameter.weight.numel()
     for start in range(0, numel, SLICE):

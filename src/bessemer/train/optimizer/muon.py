@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): orthogonalised momentum for hidden matrices, which may be sharded.
 
-Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows,
-C columns.
+Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows, C
+columns.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decoded_sl
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
-# five steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
+# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep slope at 0. Five
+# steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
-STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matmuls without a second model in memory
+STACK_ELEMENTS = 1 << 25  # elements orthogonalised together, to batch small matmuls in limited memory
 
 
 def matrices(name: str, tensor: Tensor) -> list[Tensor]:
-    """The matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
+    """Return the matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
 
-    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D); `mlp.gate_up`
-    (2, F, D) is gate and up.
+    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D). `mlp.gate_up` (2, F, D) is
+    gate and up.
     """
     joint = JOINT.get(name.split(".", 2)[-1])
     return [tensor] if joint is None else [tensor[index] for index in joint.values()]
 
 
 def orthogonalise(matrices_NRC: Tensor) -> Tensor:
-    """Approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
+    """Return approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
 
-    In bf16 on CUDA; in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
+    It runs in bf16 on CUDA and in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
     """
     a, b, c = COEFFICIENTS
     dtype = torch.bfloat16 if matrices_NRC.device.type == "cuda" else torch.float32
     tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
     x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # singular values of at most 1
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # so that singular values are at most 1
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -56,8 +56,10 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
 
 
 def update_scale(rows: int, columns: int) -> float:
-    """Factor on an orthogonalised update, which gives it the root mean square of about 0.2 that AdamW's updates have (Liu et al.
-    2025, "Muon is Scalable for LLM Training", section 2.2)."""
+    """Return the factor that gives an orthogonalised update the root mean square of AdamW's updates, about 0.2.
+
+    It is from Liu et al. (2025, "Muon is Scalable for LLM Training", section 2.2).
+    """
     return 0.2 * math.sqrt(max(rows, columns))
 
 
@@ -83,12 +85,12 @@ def _direction(parameter: UpdatedParameter, group: dict[str, Any]) -> Tensor:
 
 
 def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) -> None:
-    """Decay weights and move them along their orthogonalised directions, in place; matrices of a shape together.
+    """Decay weights and move them along their orthogonalised directions, in place; matrices of one shape together.
 
-    directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
-    at once.
+    `directed` yields the name, weight and direction of each parameter. It is consumed one by one, so that not all directions
+    are in memory at once.
     """
-    # By shape: directions, and the weights that they update.
+    # Pairs of a direction and the weight that it updates, by shape.
     waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
     for name, weight, direction in directed:
         put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
@@ -105,14 +107,14 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
 def muon_sharded(
     names: Sequence[str], weights: Sequence[DTensor], direction_of: Callable[[int], Tensor], group: dict[str, Any]
 ) -> None:
-    """Like `muon`, for sharded parameters; direction_of: the local shard of the direction of the parameter of that number.
+    """Update sharded parameters like `muon`; each whole matrix is orthogonalised by one process of its mesh.
 
-    Singular values belong to whole matrices, so each is orthogonalised by one process of its mesh.
+    Singular values belong to whole matrices. `direction_of` returns the local shard of the direction of a parameter by number.
     """
 
     def update_of(number: int, direction: Tensor) -> Tensor:
         update = torch.zeros_like(direction)
-        muon([(names[number], update, direction)], group)  # which decays nothing: the weights are zeros
+        muon([(names[number], update, direction)], group)  # decays nothing, since the weights passed here are zeros
         return update
 
     for number, update in owner_updates(weights, direction_of, update_of):
@@ -133,7 +135,7 @@ def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     size = group["lr"] * update_scale(rows, columns)
     if directions[0].is_cuda:
         updates = list(orthogonalise(torch.stack(directions)).unbind(0))
-    else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
+    else:  # on some CPUs, the rounding of a batched matmul depends on the batch size, and thus on offloading
         updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
     for (_, target), update in zip(stack, updates, strict=True):
         put_unless(group["skip"], target, target.add(update.reshape(target.shape).to(target.dtype), alpha=-size))

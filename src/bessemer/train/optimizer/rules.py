@@ -1,4 +1,4 @@
-"""The updates by the rules of `train/update_rule.py`, but Muon's, and the parameter groups that each rule updates."""
+"""Updates by the rules of `train/update_rule.py` except Muon, and the parameter groups that each rule updates."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bessemer.train.update_rule import AdamW, Lion, ParameterUpdate, UpdateRule
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-Update = Callable[[list[UpdatedParameter], dict[str, Any]], None]  # of parameters of a group, in place
+Update = Callable[[list[UpdatedParameter], dict[str, Any]], None]  # updates the parameters of a group in place
 Kind = Literal["matrix", "embedding", "head", "vector"]
 
 
 def kind_of(name: str, parameter: Tensor) -> Kind:
-    """The kind of a parameter. A bias is a vector even where it has the dimensions of heads."""
+    """Return the kind of a parameter. A bias is a vector even if it has the dimensions of heads."""
     if parameter.dim() < 2 or name.endswith("bias"):
         return "vector"
     if name.endswith("embedding.weight"):
@@ -39,9 +39,9 @@ def kind_of(name: str, parameter: Tensor) -> Kind:
 def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict[str, Any]]:
     """Return the groups of a model's trained parameters, as torch's optimizers take them, with all keys of the recipe.
 
-    Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes the hidden
-    matrices and leaves the rest to AdamW. rate: the group's learning rate as a multiple of the run's; the decoupled weight decay
-    is multiplied with the group's learning rate.
+    Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon updates the
+    hidden matrices, and AdamW the rest. `rate` is the group's learning rate as a multiple of the run's. The decoupled weight
+    decay is multiplied by the group's learning rate.
     """
     named = dict(model.named_parameters())
     tied = model.config.is_tied
@@ -68,15 +68,15 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
 
 
 def _width_rate(kind: Kind, rule: UpdateRule, config: ResolvedOptimizer, width: int) -> float:
-    """Factor on the learning rate at `width` when it was tuned at `base_width`.
+    """Return the factor on the learning rate at `width` if it was tuned at `base_width`.
 
-    The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head 1/width,
-    embedding 1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022, Tensor
-    Programs V, table 3), every fan-in assumed to grow with the width. Lion's updates are as large as Adam's and follow the same
-    rule. Muon's update, whose size grows with the root of the width, takes the root.
+    The initial weights already follow the maximal update parametrisation (hidden std 1/sqrt(fan-in), head 1/width, embedding
+    1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022, Tensor Programs V,
+    table 3), where every fan-in is assumed to grow with the width. Lion's updates are as large as Adam's and follow the same
+    rule. The size of Muon's update grows with the root of the width, so its factor is the root.
 
-    The caller divides the decay by this, because the number of steps over which weights are forgotten, 1 / (learning rate x
-    weight_decay), has to hold across widths (Wang and Aitchison 2024).
+    The caller divides the decay by this factor, because the number of steps over which weights are forgotten, 1 / (learning
+    rate x weight_decay), has to hold across widths (Wang and Aitchison 2024).
     """
     if config.base_width is None or kind not in ("matrix", "head"):
         return 1.0
@@ -85,10 +85,10 @@ def _width_rate(kind: Kind, rule: UpdateRule, config: ResolvedOptimizer, width: 
 
 
 def adamw(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
+    """Apply AdamW (Loshchilov and Hutter 2019, algorithm 2) in place, by torch's fused kernel.
 
-    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. Where the group's
-    `skip` is 1 the kernel changes nothing, and the increment is undone.
+    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. If the group's `skip`
+    is 1, the kernel changes nothing and undoes the increment.
     """
     states = [one.state for one in parameters]
     fused_adamw(
@@ -100,12 +100,15 @@ def adamw(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
 
 
 def lion(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
-    """Lion (Chen et al. 2023, algorithm 2), in place: w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m follows g by b2."""
+    """Apply Lion (Chen et al. 2023, algorithm 2) in place.
+
+    w -= lr (sign(b1 m + (1 - b1) g) + decay w), and then m <- b2 m + (1 - b2) g.
+    """
     (update_beta, decay_beta), skip = group["betas"], group["skip"].double()
     rate = (1.0 - skip) * group["lr"]
     for _, weight, gradient, state in parameters:
         moment = state["exp_avg"]
-        gradient = torch.where(skip.bool(), moment, gradient)  # which leaves the moment as it is
+        gradient = torch.where(skip.bool(), moment, gradient)  # a skipped update leaves the moment unchanged
         direction = moment.lerp(gradient, 1.0 - update_beta).sign_()
         weight.mul_(1.0 - rate * group["weight_decay"]).addcmul_(direction, rate, value=-1)
         moment.lerp_(gradient, 1.0 - decay_beta)
@@ -114,7 +117,8 @@ def lion(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
 def directed(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Decay weights and move them by the directions of the group's rule, in place.
 
-    The rule gets copies of its state, so that a skipped update leaves the state as it was. Raises BessemerError where it fails.
+    The rule gets copies of its state, so that a skipped update leaves the state unchanged. Raises BessemerError if the rule
+    fails.
     """
     rate, rule = group["lr"], group["rule"]
     for name, weight, gradient, state in parameters:
@@ -136,7 +140,7 @@ def directed(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
 
 
 def _require_like(what: str, value: object, expected: Tensor) -> None:
-    """Raise an error unless a value is a tensor of the shape, dtype and device of another."""
+    """Raise an error unless a value is a tensor with the shape, dtype and device of another."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} is {type(value).__name__}, not a tensor")
     for fact in ("shape", "dtype", "device"):
@@ -145,7 +149,7 @@ def _require_like(what: str, value: object, expected: Tensor) -> None:
 
 
 def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
-    """Update the shards of a group by its rule, but not Muon: together where the moments are fp32, else tensor by tensor."""
+    """Update the shards of a group by its rule, except Muon: fp32 moments together, 8-bit moments tensor by tensor."""
     rule: UpdateRule = group["rule"]
     update = KERNELS.get(type(rule), directed)
     if rule.needs_whole:
@@ -166,7 +170,7 @@ def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> N
 
 
 def _update_gathered(update: Update, parameter: UpdatedParameter, weight: DTensor, group: dict[str, Any]) -> None:
-    """Update a whole tensor: the processes that hold its shards gather it, and compute the same update. Collective."""
+    """Update a whole tensor: the processes that hold its shards gather it and compute the same update. All ranks must call it."""
     moments, whole = group["rule"].moments, gather(weight, local(weight))
     whole_state = {
         key: gather(weight, value) if key in moments else value.to(whole.device)
@@ -178,4 +182,4 @@ def _update_gathered(update: Update, parameter: UpdatedParameter, weight: DTenso
         put(as_shard_of(weight, value) if key in moments else value, whole_state[key])
 
 
-KERNELS: dict[type[UpdateRule], Update] = {AdamW: adamw, Lion: lion}  # of many tensors at a time
+KERNELS: dict[type[UpdateRule], Update] = {AdamW: adamw, Lion: lion}  # they update many tensors at a time
