@@ -1,2 +1,4 @@
-"""To and from the Hugging Face layout. One table of names and one of views serve both ways; the gate holds every export
-against `transformers`."""
+"""Conversion to and from the Hugging Face layout.
+
+One table of names and one of tensor views describe both directions. The gate compares every export with `transformers`.
+"""

@@ -1,5 +1,8 @@
-"""Check of a folder that is read, for `bessemer import` and `model.from`: the logits of `transformers`, and what the folder
-declares besides (special tokens, classes, dtype, chat template)."""
+"""Checks of a folder that `bessemer import` or `model.from` reads.
+
+They compare the logits with those of `transformers`, and check the metadata: special tokens, classes, dtype and chat
+template.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,22 @@ from bessemer.storage import hub
 from bessemer.tokens.tokenizer.chat import chat_template, render
 from bessemer.tokens.tokenizer.files import TOKENIZER_SIDE_FILES, read_table, token_ids
 
-SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
-SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
-LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
+SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice the window, up to the longest sample
+SHORT_WINDOW = 16  # window in both models if the model's window is longer than the sample
+LAYERS = (16, 8, 4, 2, 1)  # numbers of layers to compare if the full model does not fit
 _ID_FILES = ("generation_config.json", "config.json")
-MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
+MODELS_IN_MEMORY = 1.5  # fp32 models in memory: that of transformers and the working memory of the comparison
 
 
 @dataclass(frozen=True)
 class ImportCheck:
-    """What was compared. max_difference: of a logit (of a hidden value, under a new head); None: nothing was.
+    """The result of comparing an imported model with `transformers`.
 
-    layers: how many of the model's `of_layers`, from the first; note: why not all of it, or what was changed for it.
+    Attributes:
+        max_difference: Largest difference of a logit (of a hidden value under a new head); None if nothing was compared.
+        layers: Number of layers that were compared, from the first.
+        of_layers: Number of layers of the model.
+        note: Why not all was compared, or what was changed for the comparison.
     """
 
     max_difference: float | None
@@ -54,23 +61,23 @@ class ImportCheck:
 
 @torch.no_grad()
 def check_read(folder: Path, model: Transformer) -> ImportCheck:
-    """Compare a model as read with `transformers`' reading of the same folder, on a few random tokens in fp32.
+    """Compare an imported model with `transformers` on the same folder, on a few random tokens in fp32.
 
-    Raises InputError when `transformers` cannot read the folder, and BessemerError when the two differ. Warns of inconsistent
-    metadata (`check_metadata`).
-    Where both do not fit into memory, their first layers are compared; where a window is longer than the sample, both are
-    compared with a short window as well.
+    If both do not fit into memory, only their first layers are compared. If a window is longer than the sample, both are
+    also compared with a short window. Prints a warning about inconsistent metadata (`check_metadata`).
+
+    Raises InputError when `transformers` cannot read the folder, and BessemerError when the two differ.
     """
     own, settings = read_config(folder), read_settings(folder)
     for line in check_metadata(folder, own):
         warn(line)
-    # What a recipe changes on purpose (a soft cap, say) is not part of what was read.
+    # Options that a recipe changes on purpose, such as a soft cap, are not part of the import.
     config = own.with_changes(
         labels=model.config.labels,
         pooling=own.pooling if own.labels else model.config.pooling,
         sequence_length=model.config.sequence_length,
     )
-    # By the folder's own word: a window that was overlooked must be noticed too.
+    # Read the folder's window directly, so that the check also detects a window that the import ignored.
     keys, types = family_named(own.family).keys, settings.raw("layer_types")
     window_key = keys.get("window", "sliding_window")
     window = settings.raw(window_key)
@@ -99,7 +106,10 @@ def _bytes(config: ModelConfig, layers: int) -> float:
 
 
 def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
-    """Return the largest difference. copy: the folder's safe copy, perhaps with fewer layers or a short window."""
+    """Return the largest difference from `transformers`.
+
+    `copy` is the folder's safe copy, perhaps with fewer layers or a short window.
+    """
     own = read_config(copy)
     family, read = family_named(own.family), set[str]()
     theirs = _load(folder, copy, family.classifier if own.labels else family.architecture, read)
@@ -115,18 +125,23 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
 
 
 def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
-    """Hidden states under a new head, else logits: one text at a time, as a classifier without padding takes no more."""
+    """Return the logits of `transformers`, or its hidden states under a new head.
+
+    Texts are computed one at a time, because a classifier without a padding token accepts no more.
+    """
     try:
         if new_head:
             return theirs.base_model(sample_BT)[0]  # type: ignore[no-any-return]
         return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
-    except Exception as error:  # a setting that only its forward pass looks at
+    except Exception as error:  # caused by a setting that only its forward pass reads
         raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {one_line(error)}") from None
 
 
 def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
-    """Load the copy with a class of `transformers`, and add the keys of its configuration that this and computing with it read to
-    `read`."""
+    """Load the copy with a class of `transformers`, and record in `read` the configuration keys that it reads.
+
+    Loading and computing record keys; the configuration's own code does not, since it reads every key.
+    """
     kind = getattr(gate.quiet_transformers(), architecture)
     try:
         with hub.offline():
@@ -138,14 +153,14 @@ def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
 
             noting: Any = type(base.__name__, (base,), {"__getattribute__": note})
             config = noting.from_pretrained(copy, local_files_only=True)
-            read.clear()  # of the configuration's own code, which reads every key
+            read.clear()  # the configuration's own code has read every key
             return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
-    except Exception as error:  # whatever its code and its validation raise
+    except Exception as error:  # transformers raises many types
         raise InputError(f"{folder}: transformers does not read it: {one_line(error)}") from None
 
 
 def _sample(config: ModelConfig, padding: int | None) -> Tensor:
-    """Random ids (2, T), none of which is the padding: some models count positions without it."""
+    """Return random ids, (2, T), without the padding id, because some models skip it when counting positions."""
     length = min(max(SAMPLE_TOKENS, min(2 * config.window, LONGEST_SAMPLE)), config.positions_length)
     ids = torch.arange(config.vocabulary)
     ids = ids[ids != padding] if config.vocabulary > 1 and padding is not None else ids
@@ -153,7 +168,7 @@ def _sample(config: ModelConfig, padding: int | None) -> Tensor:
 
 
 def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
-    """A model of another configuration, such as fewer layers, which shares the memory of this one."""
+    """Return a model of another configuration, such as fewer layers, that shares the memory of this one."""
     other = meta_model(config)
     wanted = other.state_dict().keys()
     ours = {name: t[: config.vocabulary] if name in BY_TOKEN else t for name, t in model.state_dict().items()}
@@ -162,14 +177,14 @@ def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
 
 
 def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
-    """Problems of a folder that do not prevent reading it, one sentence each. config: as read from its config.json.
+    """Return warnings about a folder that do not prevent reading it, one sentence each.
 
-    Raises InputError on what cannot work.
+    `config` is the one read from its config.json. Raises InputError on metadata that cannot work.
     """
     settings = read_settings(folder)
     for name in TOKENIZER_SIDE_FILES:
         if name.endswith(".json"):
-            read_table(folder / name)  # transformers' own error about one would not name it
+            read_table(folder / name)  # names the file in its error, which transformers' error does not
     for key in ("dtype", "torch_dtype"):
         name = settings.raw(key)
         known = isinstance(name, str) and isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
@@ -185,7 +200,7 @@ def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
 
 
 def require_classes(folder: Path, config: ModelConfig) -> None:
-    """Raise InputError for a head that gives a score of a text and chooses no class."""
+    """Raise InputError for a head that returns a score of a text instead of a class."""
     settings = read_settings(folder)
     if config.labels == 1 or (config.labels and settings.raw("problem_type") == "regression"):
         raise InputError(
@@ -194,7 +209,7 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
 
 
 def _ids(folder: Path, config: ModelConfig) -> list[str]:
-    """Ids beyond the vocabulary."""
+    """Return warnings about special token ids beyond the vocabulary; raises InputError for the padding id."""
     warnings = []
     for role in ("pad", "bos", "eos"):
         for name in _ID_FILES:
@@ -211,7 +226,7 @@ def _ids(folder: Path, config: ModelConfig) -> list[str]:
 
 
 def _classes(settings: ForeignConfig, labels: int) -> list[str]:
-    """Names of classes that cannot be told apart, or two tables that say different things."""
+    """Return a warning if label2id and id2label differ; raises InputError if id2label does not name each class once."""
     named, numbers = settings.table("id2label"), settings.table("label2id")
     names = {number: named.raw(number) for number in named}
     if names and sorted(names) != sorted(map(str, range(labels))):

@@ -1,7 +1,8 @@
-"""A model's configuration from a recipe, and in the Hugging Face layout (`config.json`), read and written; no torch.
+"""The configuration of a model from a recipe, and to and from the Hugging Face layout (`config.json`); no torch.
 
-Both ways go through the same `ModelFamily`. What a family cannot say is an error, never left out; a key of a foreign
-config.json is understood, known to change nothing, none of `transformers` either (`unread_keys`), or refused by name.
+Both directions use the same `ModelFamily`. An option that a family cannot express is an error and is never dropped. A key
+of a foreign config.json is either understood, known to change nothing (even in `transformers`, see `unread_keys`), or
+rejected by name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bessemer.recipe.model import Activation
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer.files import read_table
 
-# Options that belong to no family: a family takes any value of them, or has an obstacle.
+# Options that belong to no family: a family accepts any value of them, or reports an obstacle.
 FREE_OPTIONS = {
     "vocabulary", "layers", "width", "heads", "mlp_width", "sequence_length", "max_positions", "norm_eps", "tie_embeddings",
     "rope_theta", "rope_scaling", "global_every", "global_last", "global_layers", "labels", "pooling", "family",
@@ -44,13 +45,14 @@ REQUIRED = (
     "heads",
     "mlp_width",
     "max_positions",
-)  # unless `ModelFamily.defaults` has them
+)  # required unless `ModelFamily.defaults` has them
 
 
 def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:
-    """The model of a resolved recipe (every dimension given) with a tokenizer's vocabulary.
+    """Return the configuration of a resolved recipe's model for a tokenizer with `vocabulary` ids.
 
-    labels: classes of a classifier; 0: a language model.
+    `labels` is the number of classes of a classifier, or 0 for a language model. Raises InputError if a dimension is
+    missing, or if the model has fewer rows than the tokenizer has ids.
     """
     model = recipe.model
     if model.layers is None or model.width is None or model.heads is None:
@@ -66,20 +68,20 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
         "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
     }  # fmt: skip
     config = ModelConfig.from_dict(given | settings)
-    # The classifiers of every family of encoders have a bias, whatever the head for masked tokens has.
+    # The classifiers of every encoder family have a bias, even if the head for masked tokens has none.
     return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 
 
 def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
-    """ModelConfig's defaults with a family's options, and what follows from the heads."""
+    """Return ModelConfig's defaults with a family's options, and the dimensions that follow from the heads."""
     standard = {field.name: field.default for field in fields(ModelConfig)} | family.options
     return standard | {"kv_heads": config.heads, "head_dim": config.width / config.heads}
 
 
 def family_of(config: ModelConfig) -> ModelFamily:
-    """The family whose options a configuration has; the one it came from where several do.
+    """Return the family that can express a configuration, preferring the one that the model came from.
 
-    Raises InputError, with what stands in the way, when none has.
+    Raises InputError, with the options in the way, when there is none.
     """
     own = family_named(config.family or "qwen3")
     obstacles = {family: list(_obstacles(family, config)) for family in dict.fromkeys((own, *FAMILIES.values()))}
@@ -91,7 +93,7 @@ def family_of(config: ModelConfig) -> ModelFamily:
 
 
 def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
-    """What a family cannot say of a configuration."""
+    """Yield the options of a configuration that a family cannot express."""
     free, by_key = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules)), dict[str, str]()
     for option, standard in family_standard(family, config).items():
         if option not in free and getattr(config, option) != standard:
@@ -107,9 +109,9 @@ def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
 
 
 def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str] = ()) -> Values:
-    """The config.json of a configuration, without dropout. labels: names of a classifier's classes.
+    """Return the config.json of a configuration, without dropout.
 
-    Raises InputError when no family of transformers has this block.
+    `labels` are the names of a classifier's classes. Raises InputError when no family of transformers has this block.
     """
     family = family_of(config)
     values = config.to_dict() | {"max_positions": config.positions_length}
@@ -122,7 +124,7 @@ def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str]
         **dict.fromkeys(family.dropout, 0.0),
         **dict.fromkeys(family.token_keys, end_of_text),
         "dtype": "float32",
-        "torch_dtype": "float32",  # the same, for transformers before 4.56
+        "torch_dtype": "float32",  # the name of `dtype` in transformers before 4.56
     }
     if config.causal:
         written["use_cache"] = True
@@ -136,17 +138,17 @@ def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str]
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The configuration of a folder in the Hugging Face layout. Raises InputError on what is not supported."""
+    """Return the configuration of a folder in the Hugging Face layout. Raises InputError on unsupported settings."""
     settings = read_settings(folder)
     family = _family(settings)
     _require_known(settings, family)
-    defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None follows from others
+    defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None is derived later
     values = family.options | defaults | {"family": family.name} | _mapped(settings, family)
     values = _derived(settings, family, values) | values
     for options in family.apply_rules("read", settings, values):
         values |= options
     pooling = values.pop("pooling", "last" if values.get("causal", True) else "first")
-    labels = _labels(settings)  # looked at under any head: transformers makes a name for each
+    labels = _labels(settings)  # checked for every head, because transformers creates a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
         values |= {"labels": labels, "pooling": pooling}
     config = ModelConfig(sequence_length=values["max_positions"], **values)
@@ -160,7 +162,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_settings(folder: Path) -> ForeignConfig:
-    """The folder's config.json. Raises InputError when it is not there or not a table of settings."""
+    """Return the folder's config.json. Raises InputError if it is missing or not a table of settings."""
     path = foreign_file(folder, "config.json")
     if not path.exists():
         raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout")
@@ -168,22 +170,21 @@ def read_settings(folder: Path) -> ForeignConfig:
 
 
 def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
-    """What a model was trained with, as its family's keys of config.json; a rate that has no key there is left out, since
-    only training computes with it."""
+    """Return the dropout rates of a training under its family's keys of config.json.
+
+    A rate without a key is left out, since only training uses it.
+    """
     return {theirs: getattr(trained, ours) for theirs, ours in family_of(config).dropout.items()}
 
 
 def dropout_keys(folder: Path) -> dict[str, float]:
-    """The dropout that a folder's config.json says, by its own keys; a key that it leaves out is left out.
-
-    Raises InputError on a rate outside of [0, 1].
-    """
+    """Return the dropout rates in a folder's config.json, by its keys. Raises InputError on a rate outside of [0, 1]."""
     settings = read_settings(folder)
     return {key: settings.share(key) for key in _family(settings).dropout if settings.raw(key) is not None}
 
 
 def recipe_keys(folder: Path) -> Values:
-    """What a folder's config.json says, as keys of the recipe's [model] table."""
+    """Return a folder's config.json as keys of the recipe's [model] table."""
     return _model_keys(read_config(folder))
 
 
@@ -207,21 +208,23 @@ def _family(settings: ForeignConfig) -> ModelFamily:
 
 
 def unread_keys(folder: Path) -> list[str]:
-    """Return the keys of a folder's config.json that are not known to be read (left by other programs or older versions)."""
+    """Return the keys of a folder's config.json that no known code reads, such as those of other programs or older versions."""
     settings = read_settings(folder)
     known = _family(settings).known
     return [key for key in settings if key not in known and settings.raw(key) is not None]
 
 
 def understood_settings(folder: Path) -> Values:
-    """Return the keys of a folder's config.json that are understood here, and the class of its tokenizer."""
+    """Return the keys of a folder's config.json that Bessemer understands, and the class of its tokenizer."""
     settings = read_settings(folder)
     return {key: settings.raw(key) for key in settings if key in _family(settings).understood | {"tokenizer_class"}}
 
 
 def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
-    """Raise InputError on a key that is none of this family's but read by code that all families share, and on a value that is
-    not supported. Other keys are left to `unread_keys`."""
+    """Raise InputError on keys that code shared by all families reads but this family lacks, and on unsupported values.
+
+    Other keys are left to `unread_keys`.
+    """
     for key in settings:
         if key in READ_ANYWHERE - family.known and settings.raw(key) is not None:
             raise settings.wrong(key, f"is read by transformers, but not known for {family.name}; {LEFT_OVER}")
@@ -232,12 +235,12 @@ def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
 
 
 def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
-    """Our options under the keys that say them directly."""
+    """Return the options whose keys state them directly."""
     values: Values = {}
     for ours, theirs in family.keys.items():
         kind = OPTIONS[ours]
         if settings.raw(theirs) is None and (ours in family.defaults or ours not in REQUIRED):
-            continue  # the family's default, or what follows from the others
+            continue  # use the family's default, or derive it from other options
         if kind is bool:
             values[ours] = settings.flag(theirs, False)
         elif kind is float:
@@ -246,13 +249,13 @@ def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
             values[ours] = read_activation(settings, theirs)
         else:
             values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
-    if values["layers"] > MAX_LAYERS:  # lists of that length would be made
+    if values["layers"] > MAX_LAYERS:  # limits the length of lists with an entry per layer
         raise settings.wrong(family.keys["layers"], f"is more than {MAX_LAYERS} layers")
     return values
 
 
 def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Values:
-    """Dimensions that follow from others. Raises InputError on dimensions that do not divide or are missing."""
+    """Return dimensions that follow from others. Raises InputError on dimensions that do not divide or are missing."""
     heads, width = values["heads"], values["width"]
     kv_heads = values.get("kv_heads", heads)
     if width % heads and "head_dim" not in values:
@@ -266,7 +269,7 @@ def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Va
 
 
 def _labels(settings: ForeignConfig) -> int:
-    """Classes of a classifier: as many as have names, else num_labels, else transformers' 2."""
+    """Return the number of classes: that of the names, else num_labels, else 2 as in transformers."""
     number = settings.integer("num_labels", 2)
     if number > MAX_LABELS:
         raise settings.wrong("num_labels", f"is more than {MAX_LABELS}")

@@ -1,4 +1,4 @@
-"""Families of models: options, names of keys in config.json, names of tensors. families.toml has the built-in ones. No torch."""
+"""Model families: options, names of keys in config.json, and names of tensors. families.toml has the built-in ones. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rate = Literal["hidden", "attention", "classifier"]
 
 
 def _rule(value: Any) -> ConfigRule:
-    """Return a rule as it is, or the one of rules.py and rope.py with a name: a constant, or what a function returns."""
+    """Return a rule: `value` itself, a constant of rules.py or rope.py by name, or the result of a function there."""
     try:
         if not isinstance(value, ConfigRule):
             name, *arguments = [value] if isinstance(value, str) else value
@@ -40,37 +40,39 @@ def _rule(value: Any) -> ConfigRule:
 
 
 class ModelFamily(ExtensionBase):
-    """A family of `transformers`: what it computes, and the names in its config.json and of its tensors.
+    """A model family of `transformers`: the options of its models, and the names in its config.json and of its tensors.
 
-    A subclass takes from the family that it is `like` what it does not give, but for `harmless` and `examples`. Of a table it
-    gives the entries that differ; None leaves an entry out of a table of names.
+    A subclass inherits from the family in `like` every fact that it does not set, except `harmless` and `examples`. In a
+    table it sets only the entries that differ; None removes an entry from a table of names.
 
     Attributes:
-        like: A built-in family.
-        model_type: In config.json.
+        like: Name of a built-in family to start from.
+        model_type: The family's `model_type` in config.json.
         architecture: Class of transformers for language models.
-        classifier: That for classifiers; left out: named as the architecture is.
-        title: The family's name as people write it; left out: that of the class.
-        summary: Norm, positions, MLP and what else, for the documentation.
-        options: Where it differs from the defaults of `ModelConfig`.
-        keys: Option to the key of config.json that says it. Options with one key have the same value.
-        defaults: Option to the value that transformers takes where config.json leaves its key out, if it is another than that of
-            `options`; None: it follows from others. The dimensions have no other default.
-        rules: What keys do not say one by one: a `ConfigRule`, the name of one in rules.py or rope.py, or a name with arguments.
-        fixed: Keys without an option. The value is written, and another one is rejected.
-        dropout: Keys of dropout to the rate of [train.dropout] that is written.
-        harmless: Keys that change nothing in what is computed.
-        poolings: Of a classifier.
+        classifier: Class of transformers for classifiers; by default named like the architecture.
+        title: The family's name as people write it; by default the name of the class.
+        summary: Norm, positions, MLP and other features, for the documentation.
+        options: Options that differ from the defaults of `ModelConfig`.
+        keys: Maps an option to its key in config.json. Options with the same key have the same value.
+        defaults: Maps an option to the value that transformers uses if config.json lacks its key, if that differs from
+            `options`; None for a value that follows from others. The dimensions have no other default.
+        rules: What single keys do not express: a `ConfigRule`, the name of one in rules.py or rope.py, or a name with
+            arguments.
+        fixed: Keys without an option. Exports write the value, and imports reject any other.
+        dropout: Maps a dropout key to the rate of [train.dropout] that it states.
+        harmless: Keys that do not change the computation.
+        poolings: Poolings that the classifier supports.
         token_keys: Keys that an export fills with the end-of-text token.
-        outer_tensors: Module of ours outside of the blocks to theirs, in the order in which an export writes them. A module is
-            its weight and its bias, those that the model has. Ours is a path ("attention.out"), a parameter ("head.bias"), or a
-            part of a joint parameter ("attention.qkv:q", "mlp.gate_up:up"; the whole where theirs is joint too).
-        layer_tensors: The same within a block.
-        layer_prefix: Name of block {} of theirs.
-        base_prefix: What a folder leaves out that was saved from the model without its head.
-        transposed: Modules of theirs whose weight is (in, out).
-        unread: Prefixes of tensors that a folder may have and no model of ours reads.
-        examples: Changes of options to compare with transformers both ways, by a title.
+        outer_tensors: Maps our modules outside of the blocks to theirs, in the order in which an export writes them. A
+            module is its weight and its bias, if the model has them. Ours is a path ("attention.out"), a parameter
+            ("head.bias"), or a part of a joint parameter ("attention.qkv:q", "mlp.gate_up:up"; without a part if theirs is
+            joint too).
+        layer_tensors: Maps our modules within a block to theirs, in the same form.
+        layer_prefix: Their name of block {}.
+        base_prefix: Prefix that tensor names lack in a folder saved from the model without its head.
+        transposed: Their modules whose weight is (in, out).
+        unread: Prefixes of tensors that a folder may have and none of our models reads.
+        examples: Changes of options, by a title, to compare with transformers in both directions.
     """
 
     like: ClassVar[str] = ""
@@ -98,7 +100,7 @@ class ModelFamily(ExtensionBase):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Complete the facts from those of the family that it is like, and check them. Raises InputError that names the fact."""
+        """Complete the facts from those of the family in `like`, and check them. Raises InputError that names the fact."""
         super().__pydantic_init_subclass__(**kwargs)
         own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
         if cls.like not in ("", *FAMILIES):
@@ -126,7 +128,7 @@ class ModelFamily(ExtensionBase):
 
     @classmethod
     def _require_valid(cls, own: Values) -> None:
-        """Raise InputError that names the first fact of a user's class that cannot be."""
+        """Raise InputError that names the first invalid fact of a user's class."""
         known = {"options": OPTIONS, "keys": OPTIONS, "defaults": cls.keys} | {
             fact: {name for family in FAMILIES.values() for name in getattr(family, fact)}
             for fact in ("outer_tensors", "layer_tensors")
@@ -149,7 +151,7 @@ class ModelFamily(ExtensionBase):
 
     @classmethod
     def wrong(cls, fact: str, what: str) -> InputError:
-        """The error about a fact of a class, to be raised."""
+        """Return the error about a fact of a class, for the caller to raise."""
         return InputError(f"{cls.place(fact)}: {what}")
 
     @classmethod
@@ -158,15 +160,15 @@ class ModelFamily(ExtensionBase):
         return f"{getattr(sys.modules.get(cls.__module__), '__file__', cls.__module__)}: {cls.__name__}.{fact}"
 
     def about(self, fact: str) -> str:
-        """Return the place of a fact of a user's class, as the end of an error; empty for a built-in family."""
+        """Return the place of a fact of a user's class, as the end of an error message; empty for a built-in family."""
         return "" if is_own(type(self)) else f" ({self.place(fact)})"
 
     def about_tensor(self, name: str) -> str:
-        """Return the place of the fact with the name of a tensor of theirs, as `about`."""
+        """Return the place of the fact that has the name of one of their tensors, in the form of `about`."""
         return self.about("layer_tensors" if name.startswith(self.layer_prefix.partition("{")[0]) else "outer_tensors")
 
     def apply_rules(self, part: str, *arguments: Any) -> Iterator[Any]:
-        """Yield what a part of each rule (read, write, obstacles) returns. Raises BessemerError that names the rule."""
+        """Yield the result of one method (read, write or obstacles) of each rule. Raises BessemerError that names the rule."""
         for rule in self.rules:
             try:
                 result = getattr(rule, part)(*arguments)
@@ -189,17 +191,17 @@ class ModelFamily(ExtensionBase):
 
     @property
     def understood(self) -> set[str]:
-        """The keys of config.json that are read or compared with the only value that is supported."""
+        """The keys of config.json that are read, or compared with the only supported value."""
         return {*self.keys.values(), *self.fixed, *self.dropout, *self.reads, *self.token_keys, *_EVERY["understood"]}
 
     @property
     def known(self) -> set[str]:
-        """`understood`, and the keys that change nothing in what is computed."""
+        """The keys in `understood`, and the keys that do not change the computation."""
         return self.understood | {*self.harmless, *HARMLESS, *FIXED}
 
 
 def family_named(name: str) -> ModelFamily:
-    """Return a family by its name in a recipe. Raises InputError where its class cannot be used."""
+    """Return a family by its name in a recipe. Raises InputError if its class cannot be used."""
     if name in FAMILIES:
         return FAMILIES[name]
     family: ModelFamily = make("model_families", name, {})
@@ -209,11 +211,11 @@ def family_named(name: str) -> ModelFamily:
 
 
 def family_of_type(model_type: str) -> ModelFamily:
-    """Return the family of a `model_type`: a built-in one, that of a class that is loaded, else the entry point of this name.
+    """Return the family of a `model_type`: a built-in one, that of a loaded class, or the entry point of this name.
 
-    Raises InputError where there is none, or where its class cannot be used.
+    Raises InputError if there is none, or if its class cannot be used.
     """
-    if model_type not in BY_TYPE and ":" in model_type:  # which names a file
+    if model_type not in BY_TYPE and ":" in model_type:  # would name a file, which a foreign config.json must not load
         raise InputError("no family has this model_type")
     family = BY_TYPE.get(model_type) or family_named(model_type)
     if family.model_type != model_type:
@@ -227,7 +229,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 
 def _value(value: Any) -> Any:
-    """A value of families.toml: tuples for lists, None for "null", a RotaryScaling for its table."""
+    """Convert a value of families.toml: lists to tuples, "null" to None, and tables of a scaling to RotaryScaling."""
     if isinstance(value, list):
         return tuple(map(_value, value))
     if isinstance(value, dict):
@@ -244,7 +246,7 @@ _types: dict[str, Any] = {fact: (get_args(_hints[fact])[0], ...) for fact in Mod
 _Facts: type[BaseModel] = create_model("_Facts", **_types)
 _TABLES = _value(tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")))
 _EVERY = _TABLES.pop("every_family")
-FIXED: Values = _EVERY["fixed"]  # a value other than this would change what is computed, and we have no option for it
+FIXED: Values = _EVERY["fixed"]  # other values would change the computation, and we have no option for them
 READ_ANYWHERE = frozenset(_EVERY["read_anywhere"])
 HARMLESS = frozenset(_EVERY["harmless"])
 BY_TYPE: dict[
@@ -252,7 +254,7 @@ BY_TYPE: dict[
 ] = {}  # the built-in families and those whose classes this process has loaded, by model_type
 FAMILIES: dict[str, ModelFamily] = {}
 _metaclass: Any = type(ModelFamily)
-for _name, _table in _TABLES.items():  # a family follows the one it is like
+for _name, _table in _TABLES.items():  # a family comes after the one in its `like`
     _family: Any = _metaclass(_name, (ModelFamily,), {"__module__": __name__, "model_type": _name, **_table})
     FAMILIES[_name] = _family()
 FAMILIES = {name: FAMILIES[name] for name in get_args(FamilyName)}

@@ -1,7 +1,7 @@
-"""The gate: a folder in the Hugging Face layout is loaded with `transformers`' default arguments and compared with ours.
+"""The gate: loads a folder in the Hugging Face layout with `transformers`' default arguments and compares it with our model.
 
-Compared: every tensor, logits, greedy generation, the ids of texts, and from text on what a user gets: logits, greedy
-tokens, the scores of a padded batch.
+It compares every tensor, logits, greedy generation and the ids of texts. Starting from text, as a user does, it compares
+logits, greedy tokens and the scores of a padded batch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bessemer.storage import hub
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing, framing_between
 
-LOGITS_TOLERANCE = 1e-4  # largest difference of a logit in fp32, of the largest one or of 1
+LOGITS_TOLERANCE = 1e-4  # maximum difference of a logit in fp32, relative to the largest logit or to 1
 GREEDY_TOKENS = 32
-PROMPT_CHARACTERS = 40  # of a text from which greedy generation is compared
+PROMPT_CHARACTERS = 40  # characters of a text that are the prompt for greedy generation
 PROMPTS = 3
-SPECIAL_TOKENS = 64  # of a tokenizer, whose text is compared
+SPECIAL_TOKENS = 64  # maximum number of special tokens that are compared
 RUN = 200  # repetitions in a long run
-# How somebody else's model is loaded: no code and no kernel of any repository, no pickle, no network.
+# Arguments for loading a foreign model: no code or kernel from a repository, no pickle, no network.
 SAFELY = {"attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True, "local_files_only": True}
 
 Texts = list[tuple[str, list[int]]]
@@ -45,8 +45,14 @@ class ExportCheck:
     """Measurements of the gate.
 
     Attributes:
+        architecture: Class of transformers that loaded the folder.
+        parameters: Number of parameters.
+        logits_max_difference: Largest difference of a logit.
+        tolerance: Maximum difference allowed, relative to the largest logit.
+        greedy_tokens_equal: Number of greedily generated tokens that were compared.
         tokenizer_documents_equal: Number of texts whose ids were compared.
-        texts_equal: Number of texts from which logits, greedy tokens or classes were compared.
+        texts_equal: Number of texts for which logits, greedy tokens or classes were compared.
+        transformers: Version of transformers.
     """
 
     architecture: str
@@ -67,23 +73,23 @@ def verify(
 
     Args:
         sample_BT: Token ids on which the logits are compared.
-        texts: Texts to compare besides `GATE_TEXTS`, each with its ids without special tokens.
-        framing: The ids required around those of a text, in an export of ours, which is loaded with default arguments. None:
-            somebody else's folder, whose tokenizer says them.
+        texts: Texts to compare in addition to `GATE_TEXTS`, each with its ids without special tokens.
+        framing: Ids required around those of a text in one of our exports, which is loaded with default arguments. None for
+            a foreign folder, whose tokenizer defines them.
 
     Raises:
-        BessemerError: On the first difference.
+        BessemerError: The first difference.
     """
     transformers = quiet_transformers()
     ours = model.float().eval()
     config, family = ours.config, family_of(ours.config)
     kind = "SequenceClassification" if config.labels else "CausalLM" if config.causal else "MaskedLM"
-    # A folder in bfloat16 would be computed in bfloat16: only in fp32 do differences mean anything.
+    # A folder in bfloat16 would be computed in bfloat16, but differences are meaningful only in fp32.
     with hub.offline(), nullcontext(folder) if framing else understood_copy(folder) as place:
         load = getattr(transformers, f"AutoModelFor{kind}").from_pretrained
         try:
             theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
-        except Exception as error:  # whatever its code and its validation raise
+        except Exception as error:  # transformers raises many types
             raise BessemerError(f"transformers does not load it: {one_line(error)}{family.about('keys')}") from None
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
@@ -107,7 +113,7 @@ def verify(
     texts = compare_ids(tokenizer, texts, framing)
     greedy = 0
     if config.causal and not config.labels:
-        # Generation settings such as a repetition penalty change greedy text; what ends a text stays.
+        # Generation settings such as a repetition penalty change greedy text, so only the ids that end a text are kept.
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         ids = {name: getattr(theirs.generation_config, name) for name in names}
         theirs.generation_config = transformers.GenerationConfig(**ids)
@@ -137,29 +143,29 @@ def errors_about(subject: str) -> Iterator[None]:
 
 
 def quiet_transformers() -> Any:
-    """Import the library, without its progress bars and warnings."""
-    with hub.offline():  # older versions keep what holds now
+    """Import transformers without its progress bars and warnings."""
+    with hub.offline():  # older versions keep the setting in force at import
         import transformers
 
-        transformers.utils.is_torchao_available()  # hidden here, which it remembers
+        transformers.utils.is_torchao_available()  # `offline` hides torchao, and transformers caches the answer
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the folder's tokenizer with `transformers`; code in the folder is not run, and no link out of it is followed."""
+    """Load the folder's tokenizer with `transformers`, without running code in the folder or following links out of it."""
     load = quiet_transformers().AutoTokenizer.from_pretrained
     with understood_copy(folder) as copy, hub.offline():
         try:
             return load(copy, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # whatever its code and its validation raise
+        except Exception as error:  # transformers raises many types
             raise InputError(f"transformers does not read its tokenizer: {one_line(error)}") from None
 
 
 @contextmanager
 def understood_copy(folder: Path, **changes: Any) -> Iterator[Path]:
-    """Give a temporary folder with links to a model's files and a config.json of only the keys that are understood here."""
+    """Create a temporary folder with links to a model's files and a config.json with only the keys that Bessemer understands."""
     with TemporaryDirectory() as temporary:
         hub.link_files(folder, Path(temporary), but="config.json")
         write_json(Path(temporary, "config.json"), understood_settings(folder) | changes)
@@ -167,12 +173,12 @@ def understood_copy(folder: Path, **changes: Any) -> Iterator[Path]:
 
 
 def one_line(error: Exception) -> str:
-    """The message of any library's error, in one line of at most 300 characters."""
+    """Return the message of any library's error in one line of at most 300 characters."""
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def framing_of(tokenizer: Any) -> Framing:
-    """The ids that a tokenizer of `transformers` puts around a text by default."""
+    """Return the ids that a tokenizer of `transformers` puts around a text by default."""
     framing = framing_between(tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"])
     if framing is None:
         raise BessemerError("a tokenizer that changes the ids of a text when it adds special tokens is not supported")
@@ -180,7 +186,7 @@ def framing_of(tokenizer: Any) -> Framing:
 
 
 def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
-    """Compare the ids of GATE_TEXTS and of text with special tokens. Returns the number of texts.
+    """Compare the ids of GATE_TEXTS and of text with special tokens, and return the number of texts.
 
     Raises BessemerError on the first difference.
     """
@@ -192,12 +198,15 @@ def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
 
 
 def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> Texts:
-    """Compare ids by default arguments; text that looks like a special token is read as text. Returns the texts compared."""
+    """Compare the ids of texts by default arguments, and return the texts that were compared.
+
+    Text that looks like a special token is encoded as text.
+    """
     added, compared = theirs.get_added_vocab(), Texts()
     for text, ids in texts:
         special = {number for token, number in added.items() if token in text}
         found = (theirs(text, split_special_tokens=True) if special else theirs(text))["input_ids"]
-        # Some kinds of tokenizers (Unigram) have no other ids for such text than the special token's.
+        # Some tokenizers (Unigram) encode text that looks like a special token only as that token.
         if not special & set(found[len(framing.before) : len(found) - len(framing.after)]):
             _require_equal_ids(theirs, text, found, framing.around(ids))
             compared.append((text, ids))
@@ -214,12 +223,12 @@ def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: lis
 
 
 def _compare_prompts(ours: Transformer, theirs: Any, tokenizer: Any, texts: Texts) -> int:
-    """Compare logits and greedy continuation of texts; returns the number of tokens continued."""
+    """Compare logits and greedy continuations of texts, and return the number of generated tokens."""
     limit, greedy = ours.config.positions_length, 0
     for text, _ in texts:
         ids_1T = tokenizer(text, return_tensors="pt")["input_ids"][:, :limit]
         if ids_1T.shape[1]:
-            theirs(ids_1T[:, :1])  # see _compare_greedy
+            theirs(ids_1T[:, :1])  # resets dynamic positions, see _compare_greedy
             require_close(logits_of(ours, ids_1T), theirs(ids_1T).logits, f"the logits of the text {text[:40]!r}")
         prompt_1T = tokenizer(text[:PROMPT_CHARACTERS], return_tensors="pt")["input_ids"][:, : limit // 2]
         if prompt_1T.shape[1]:
@@ -228,7 +237,7 @@ def _compare_prompts(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
 
 
 def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Texts, framing: Framing) -> None:
-    """Compare the scores of texts in one padded batch, or one by one where the tokenizer has no padding token."""
+    """Compare the scores of texts in one padded batch, or one by one if the tokenizer has no padding token."""
     limit = min(int(tokenizer.model_max_length), ours.config.positions_length)
     room = limit - len(framing.before) - len(framing.after)
     rows = [framing.around(ids[:room]) for _, ids in texts]
@@ -242,7 +251,7 @@ def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
         lengths_B = torch.tensor([len(row) for row in batch])
         padded_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
         wanted, scores = theirs(**encoded).logits, logits_of(ours, padded_BT, lengths_B)
-        if wanted.dim() == 3:  # a language model: what stands on padding means nothing
+        if wanted.dim() == 3:  # a language model, whose logits at padding have no meaning
             inside_BT = torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
             wanted, scores = wanted[encoded["attention_mask"].bool()], scores[inside_BT]
         if wanted.shape != scores.shape:
@@ -251,12 +260,15 @@ def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
 
 
 def tolerance_of(wanted: Tensor) -> float:
-    """LOGITS_TOLERANCE of the largest logit, where that is above 1: GPT-2's are near 100, and rounding grows with them."""
+    """Return the tolerance for these logits: LOGITS_TOLERANCE, times the largest logit if that is above 1.
+
+    GPT-2's logits are near 100, and rounding grows with them.
+    """
     return LOGITS_TOLERANCE * max(1.0, float(wanted.abs().max()))
 
 
 def require_close(numbers: Tensor, wanted: Tensor, subject: str, remedy: str = "") -> float:
-    """Return the largest difference. Raises BessemerError where it exceeds the tolerance, or the shapes differ."""
+    """Return the largest difference. Raises BessemerError if it exceeds the tolerance, or if the shapes differ."""
     worst = float((numbers - wanted).abs().max()) if numbers.shape == wanted.shape else float("inf")
     if not worst <= (tolerance := tolerance_of(wanted)):  # a NaN must not pass
         raise BessemerError(f"{subject} differ by {worst:.2e}, more than {tolerance:.0e}{remedy}")
@@ -264,7 +276,10 @@ def require_close(numbers: Tensor, wanted: Tensor, subject: str, remedy: str = "
 
 
 def logits_of(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-    """Logits of tokens (B, T, V), or of texts (B, L). lengths_B: tokens of each text, left out: all."""
+    """Return the logits of tokens, (B, T, V), or of texts, (B, L).
+
+    `lengths_B` has the number of tokens of each text; by default all are part of it.
+    """
     documents = None if lengths_B is None else Documents.padded(lengths_B, tokens_BT.shape[1])
     if lengths_B is None:
         lengths_B = torch.full((len(tokens_BT),), tokens_BT.shape[1], device=tokens_BT.device)
@@ -273,19 +288,19 @@ def logits_of(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor | None = 
 
 
 def _compare_greedy(ours: Transformer, theirs: Any, prompt_1T: Tensor, may_end: bool = False) -> int:
-    """Number of greedily generated tokens, all of which must agree; a tie within the tolerance is no disagreement.
+    """Return the number of greedily generated tokens, all of which must agree except for ties within the tolerance.
 
-    may_end: generation stops at the ids that the folder says end a text.
+    With `may_end`, generation stops at the folder's end-of-text ids.
     """
     length = prompt_1T.shape[1]
     room = min(GREEDY_TOKENS, ours.config.positions_length - length)
     if room <= 0:
         return 0
     never_end = {} if may_end else {"eos_token_id": None, "pad_token_id": 0}
-    theirs(prompt_1T[:, :1])  # dynamic positions remember the longest sequence until they see a short one
+    theirs(prompt_1T[:, :1])  # dynamic positions keep the state of the longest sequence until they see a short one
     generated_1T = theirs.generate(
         prompt_1T, attention_mask=torch.ones_like(prompt_1T), max_new_tokens=room, do_sample=False,
-        # keys that transformers keeps stay rotated as in the shorter sequence they came from
+        # Keys that transformers caches stay rotated as in the shorter sequence that they came from.
         use_cache=ours.config.rope_regime(length) == ours.config.rope_regime(length + room), **never_end,
     )  # fmt: skip
     for position in range(length, generated_1T.shape[1]):

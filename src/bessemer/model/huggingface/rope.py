@@ -1,4 +1,4 @@
-"""Rules for rotary positions in config.json: the base, and how positions are stretched."""
+"""Rules for rotary positions in config.json: the base and the scaling."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, ConfigRule, ForeignConfig, Values, unless
 from bessemer.model.options import RotaryScaling
 
-ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
-# Our names of a scaling's values where theirs differ.
+ROPE_BASE = 10_000.0  # the default of transformers if config.json has none
+# Maps our names of a scaling's values to theirs, if they differ.
 _SCALING_KEYS = {
     "original_length": "original_max_position_embeddings", "low_frequency": "low_freq_factor",
     "high_frequency": "high_freq_factor",
 }  # fmt: skip
-# Of each kind: the keys that must be there, and those that may be.
+# Maps each kind to its required and its optional keys.
 _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -27,9 +27,15 @@ _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RotaryScaling | None:
-    """The scaling that a table describes. Raises InputError for a kind or key that is not supported, or a missing key.
+    """Return the scaling that a table describes, or None for unscaled positions.
 
-    positions: max_position_embeddings, which a table without the original length means; ignored: keys that others read.
+    Args:
+        table: The table of config.json.
+        positions: The model's max_position_embeddings, the default of the original length.
+        ignored: Keys that other code reads.
+
+    Raises:
+        InputError: A kind or key is not supported, or a key is missing.
     """
     key = "rope_type" if table.raw("rope_type") is not None else "type"
     kind = table.text(key, "default")
@@ -52,13 +58,13 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
             values[ours] = table.flag(name, True)
         else:
             values[ours] = table.integer(name) if ours == "original_length" else table.number(name)
-    if "factor" not in values:  # how many times longer the sequences are than those first trained on
+    if "factor" not in values:  # the ratio of the sequence length to that of the first training
         values["factor"] = positions / values["original_length"]
     return RotaryScaling(**values)
 
 
 def write_scaling(scaling: RotaryScaling | None) -> Values | None:
-    """The inverse of `read_scaling`. What has its default is left out where it may be."""
+    """Return the table that `read_scaling` reads, without optional values that have their default."""
     if scaling is None:
         return None
     required, optional = _SCALING_KINDS[scaling.kind]
@@ -72,8 +78,11 @@ def write_scaling(scaling: RotaryScaling | None) -> Values | None:
 
 
 def same_rope(base: float = ROPE_BASE) -> ConfigRule:
-    """Rotary positions, the same in all layers: `rope_parameters` (transformers 5), or the keys of before, which every
-    version reads and which are written. base: where none is given."""
+    """Return the rule for rotary positions that are the same in all layers.
+
+    It reads `rope_parameters` (transformers 5) or the older keys, which every version reads, and writes the older keys.
+    `base` is the default if config.json has none.
+    """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         table, older = settings.table("rope_parameters"), settings.table("rope_scaling")
@@ -96,10 +105,12 @@ def same_rope(base: float = ROPE_BASE) -> ConfigRule:
 
 
 def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> ConfigRule:
-    """Rotary positions of which layers with a window have a base of their own.
+    """Return the rule for rotary positions with a separate base for layers with a window.
 
-    keys, bases: of the layers without a window and of those with one: as older versions write them, and transformers'
-    defaults; has_rope_scaling: older versions say the scaling of layers without a window under rope_scaling.
+    Args:
+        keys: The keys of older versions for layers without a window and for those with one.
+        bases: The defaults of transformers, in the same order.
+        has_rope_scaling: True if older versions state the scaling of layers without a window under rope_scaling.
     """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
@@ -124,7 +135,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         thetas = (config.rope_theta, config.rope_theta if same else config.window_rope_theta)
         scalings = (config.rope_scaling, config.rope_scaling if same else config.window_rope_scaling)
         written: Values = dict(zip(keys, thetas, strict=True))
-        if has_rope_scaling and config.window_rope_scaling is None:  # as every version of transformers reads it
+        if has_rope_scaling and config.window_rope_scaling is None:  # every version of transformers reads this form
             return written | ({} if scalings[0] is None else {"rope_scaling": write_scaling(scalings[0])})
         if scalings != (None, None):
             written["rope_parameters"] = {
@@ -146,7 +157,7 @@ _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
 def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     table = settings.table("rope_parameters")
     table = table if list(table) else settings.table("rope_scaling")
-    renamed = {"su": "longrope", "yarn": "longrope"}  # as transformers reads the names of earlier versions
+    renamed = {"su": "longrope", "yarn": "longrope"}  # names of earlier versions, as transformers reads them
     kind = table.raw("rope_type") or table.raw("type") or "default"
     given = {key: table.raw(key) for key in table}
     given["rope_type"] = renamed.get(kind, kind) if isinstance(kind, str) else kind
@@ -163,7 +174,7 @@ def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     }  # fmt: skip
 
 
-PHI_ROPE = ConfigRule(  # longrope or nothing, on a fraction of each head
+PHI_ROPE = ConfigRule(  # longrope or no scaling, on a fraction of each head
     ("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, _FRACTION),
     _read_phi_rope,
     lambda config: {

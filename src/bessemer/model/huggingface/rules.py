@@ -1,5 +1,7 @@
-"""A foreign config.json, read with a type and bounds for each value; and rules: groups of its keys that say some options of ours,
-both ways, which families.toml names. No torch."""
+"""Typed reading of a foreign config.json, and rules that convert groups of its keys to options and back. No torch.
+
+families.toml names the rules.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from bessemer.model.config import ModelConfig
 from bessemer.recipe.model import MOST, Activation
 
 Values = dict[str, Any]
-LARGEST = 2**31 - 1  # of a whole number: more than any dimension of a model
-WINDOWED, GLOBAL = "sliding_attention", "full_attention"  # in layer_types
+LARGEST = 2**31 - 1  # maximum of an integer, more than any dimension of a model
+WINDOWED, GLOBAL = "sliding_attention", "full_attention"  # values of layer_types
 
-# Activations by their names in transformers; the first name of each of ours is the one that is written.
+# Activations by their names in transformers. Exports write the first name of each activation.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
@@ -26,9 +28,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class ForeignConfig:
-    """A table of someone else's file. A value of the wrong type or out of bounds is an InputError that names file and key.
+    """A table of settings in a foreign file, with typed access.
 
-    A key whose value is null counts as left out, as in `transformers`.
+    A value of the wrong type or out of bounds raises an InputError that names the file and the key. As in `transformers`, a
+    key whose value is null counts as missing.
     """
 
     def __init__(self, path: Path, values: Any, inside: str = "") -> None:
@@ -39,35 +42,35 @@ class ForeignConfig:
         self._values, self._inside = values, inside
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there, be it null."""
+        """Return True if the table has the key, even with the value null."""
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
     def raw(self, key: str) -> Any:
-        """The value as it is; None where there is none."""
+        """Return the unchecked value of a key, or None if it is missing."""
         return self._values.get(key)
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there and its value null."""
+        """Return True if the table has the key with the value null."""
         return key in self._values and self._values[key] is None
 
     def wrong(self, key: str, reason: str) -> InputError:
-        """The error about a key's value, to be raised."""
+        """Return the error about a key's value, for the caller to raise."""
         return InputError(f"{self.path}: {self._inside}{key} = {_short(self.raw(key))} {reason}")
 
     def integer(self, key: str, default: int | None = None, min_value: int = 1) -> int:
-        """A whole number from `min_value` to LARGEST; required without a default."""
+        """Return an integer from `min_value` to LARGEST; the key is required without a default."""
         what = f"must be a whole number from {min_value} to {LARGEST}"
         return int(self._value(key, default, lambda x: _is_number(x, min_value, LARGEST) and x == int(x), what))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0, at most MOST squared; required without a default."""
+        """Return a number above 0 and at most MOST squared; the key is required without a default."""
         return float(self._value(key, default, _is_positive, f"must be a finite number above 0, at most {MOST**2:g}"))
 
     def share(self, key: str) -> float:
-        """A number from 0 to 1; required."""
+        """Return a number from 0 to 1; the key is required."""
         return float(self._value(key, None, lambda x: _is_number(x, 0.0, 1.0), "must be a share from 0 to 1"))
 
     def flag(self, key: str, default: bool) -> bool:
@@ -77,19 +80,19 @@ class ForeignConfig:
         return str(self._value(key, default, lambda x: isinstance(x, str), "must be a string"))
 
     def numbers(self, key: str) -> list[float]:
-        """A list of finite numbers above 0; required."""
+        """Return a list of finite numbers above 0; the key is required."""
         return list(map(float, self._list(key, None, _is_positive, "finite numbers above 0")))
 
     def integers(self, key: str) -> list[int]:
-        """A list of whole numbers; empty when left out."""
+        """Return a list of integers; empty if the key is missing."""
         return list(map(int, self._list(key, [], lambda x: isinstance(x, int), "whole numbers")))
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings; empty when left out."""
+        """Return a list of strings; empty if the key is missing."""
         return self._list(key, [], lambda x: isinstance(x, str), "strings")
 
     def table(self, key: str) -> ForeignConfig:
-        """A table inside this one; an empty one when left out."""
+        """Return a table inside this one; an empty one if the key is missing."""
         return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
     def _list(self, key: str, default: list[Any] | None, fits: Callable[[Any], bool], what: str) -> list[Any]:
@@ -126,10 +129,14 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ConfigRule:
-    """One group of keys.
+    """A conversion between a group of keys of config.json and some of our options.
 
-    keys: of config.json that `read` understands; read: our options from them, given the options read before; write: the
-    inverse; obstacles: what of a configuration the keys cannot express; free: options that they take any other value of.
+    Attributes:
+        keys: The keys of config.json that `read` understands.
+        read: Returns options from the settings, given the options read before.
+        write: Returns the keys for a configuration, the inverse of `read`.
+        obstacles: Returns descriptions of what the keys cannot express of a configuration.
+        free: Options that may have any other value.
     """
 
     keys: tuple[str, ...] = ()
@@ -140,12 +147,15 @@ class ConfigRule:
 
 
 def unless(fits: Callable[[ModelConfig], object], obstacle: str) -> Callable[[ModelConfig], list[str]]:
-    """The obstacle of a configuration that does not fit. obstacle: a format of {0}, the configuration."""
+    """Return an `obstacles` function that reports `obstacle` for a configuration that does not fit.
+
+    `obstacle` is a format string, in which {0} is the configuration.
+    """
     return lambda config: [] if fits(config) else [obstacle.format(config)]
 
 
 def read_activation(settings: ForeignConfig, key: str, default: str = "") -> Activation:
-    """Our name of an activation. Raises InputError on one that we do not have."""
+    """Return our name of an activation. Raises InputError for one that is not supported."""
     name = settings.text(key, default)
     if name not in ACTIVATIONS:
         raise settings.wrong(key, f"is not supported; supported: {', '.join(ACTIVATIONS)}")
@@ -153,13 +163,13 @@ def read_activation(settings: ForeignConfig, key: str, default: str = "") -> Act
 
 
 def write_activation(activation: Activation) -> str:
-    """The name that `transformers` has for an activation."""
+    """Return the name of an activation in `transformers`."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
 
 
 # Attention and heads
 
-# Gemma's query_pre_attn_scalar, which `ModelFamily.keys` maps: our 0 says that it is the width of a head.
+# Gemma's query_pre_attn_scalar, which `ModelFamily.keys` maps; our 0 means the width of a head.
 QUERY_SCALAR = ConfigRule(
     read=lambda settings, values: {
         "query_scalar": values["query_scalar"] if values["query_scalar"] != values["head_dim"] else 0
@@ -176,7 +186,7 @@ SCALE_ATTENTION = ConfigRule(  # GPT-2's switch
 
 
 def soft_cap(option: str, key: str, default: float) -> ConfigRule:
-    """A soft cap of scores or logits; null: none."""
+    """Return the rule for a soft cap of scores or logits; null means none."""
     return ConfigRule(
         (key,),
         lambda settings, values: {option: 0.0 if settings.is_null(key) else settings.number(key, default)},
@@ -189,7 +199,10 @@ def soft_cap(option: str, key: str, default: float) -> ConfigRule:
 
 
 def same_window(default: int) -> ConfigRule:
-    """The same window in every layer; null: none. default: where config.json says nothing."""
+    """Return the rule for one window in every layer; null means none.
+
+    `default` is the window if config.json lacks the key.
+    """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         null = settings.is_null("sliding_window") or ("sliding_window" not in settings and not default)
@@ -208,7 +221,7 @@ def same_window(default: int) -> ConfigRule:
 
 
 def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int], object]) -> list[str]:
-    """The kind of each layer: as layer_types says, else by `has_window`. Raises InputError on a kind we do not have."""
+    """Return the kind of each layer, from layer_types or else by `has_window`. Raises InputError for an unsupported kind."""
     if settings.raw("layer_types") is None:
         return [WINDOWED if has_window(layer) else GLOBAL for layer in range(layers)]
     types = settings.texts("layer_types")
@@ -221,7 +234,7 @@ def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int
 
 
 def _pattern(types: list[str]) -> Values:
-    """global_every, global_last and global_layers of a list of layer types; every = 1: no layer has a window."""
+    """Return global_every, global_last and global_layers for a list of layer types; every = 1 means no windows."""
     values: Values = {"global_every": 0, "global_last": False, "global_layers": ()}
     without = [layer for layer, kind in enumerate(types) if kind == GLOBAL]
     if not without:
@@ -241,9 +254,9 @@ def _write_layer_types(config: ModelConfig) -> list[str]:
 def _windows(
     settings: ForeignConfig, values: Values, width: int, has_window: Callable[[int], object], keys: str
 ) -> Values:
-    """The options of windows of `width` in the layers that layer_types names, else in those of `has_window`.
+    """Return the options for windows of `width` in the layers that layer_types names, or else in those of `has_window`.
 
-    keys: those that give the width, for the error when it is 0 and layer_types has layers with a window.
+    `keys` names the keys that give the width, for the error when it is 0 and layer_types has layers with a window.
     """
     types = _layer_types(settings, values["layers"], has_window)
     if WINDOWED not in types:
@@ -260,7 +273,7 @@ def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
     return _windows(settings, values, width, lambda layer: width and layer >= first, keys)
 
 
-# Layers from max_window_layers on have a window, unless layer_types says which.
+# Layers from max_window_layers on have a window, unless layer_types states the kind of each layer.
 QWEN_WINDOWS = ConfigRule(
     ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
     _read_qwen_windows,
@@ -273,7 +286,10 @@ QWEN_WINDOWS = ConfigRule(
 
 
 def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
-    """Windows in all layers but each `every`-th, or each of the first of `pattern_keys`, unless layer_types says where."""
+    """Return the rule for windows in all layers except each `every`-th.
+
+    The first of `pattern_keys` overrides `every`, and layer_types overrides both.
+    """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         global_every = settings.integer(pattern_keys[0], every) if pattern_keys else every
@@ -332,7 +348,7 @@ def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
     return _windows(settings, values, width, has_window, "sliding_window gives")
 
 
-SMOLLM_WINDOWS = ConfigRule(  # in the layers without rotary positions, unless layer_types says where
+SMOLLM_WINDOWS = ConfigRule(  # windows in the layers without rotary positions, unless layer_types states the layers
     ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
     _read_smollm_windows,
     lambda config: (
@@ -354,7 +370,7 @@ def _read_padded_positions(settings: ForeignConfig, values: Values) -> Values:
     return {"position_padding": padding, "max_positions": positions}
 
 
-PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions begin after the padding token's row
+PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions start after the padding token's row
     ("pad_token_id",),
     _read_padded_positions,
     lambda config: {"pad_token_id": config.position_padding, "max_position_embeddings": config.position_rows},
@@ -363,7 +379,7 @@ PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions begin after the pad
 )
 
 
-EXACT_GELU_HEAD = ConfigRule(  # whatever the activation of the blocks
+EXACT_GELU_HEAD = ConfigRule(  # the layer before the output uses GELU even if the blocks use another activation
     obstacles=unless(
         lambda c: c.activation == "gelu" or c.labels, "activation = {0.activation} in the layer before the output"
     )

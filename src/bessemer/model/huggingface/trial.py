@@ -1,4 +1,4 @@
-"""A trial of a family before its model is trained: its keys next to those of `transformers`, and a small model for the gate."""
+"""A trial of a family before training: a comparison of its keys with `transformers`, and a small model for the gate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bessemer.model.huggingface.gate import quiet_transformers
 from bessemer.model.huggingface.rules import ACTIVATIONS
 from bessemer.model.transformer import Transformer, build_model
 
-SMALL = {"layers": 4, "head_dim": 16, "window": 8, "sequence_length": 32}  # at most
+SMALL = {"layers": 4, "head_dim": 16, "window": 8, "sequence_length": 32}  # maximum values
 
 
 def require_same_keys(family: ModelFamily) -> None:
-    """Raise InputError that names the fact where a class of `transformers` has other keys or defaults in config.json."""
+    """Raise InputError that names the fact if a class of `transformers` has other keys or defaults in config.json."""
     architecture = getattr(quiet_transformers(), family.architecture, None)
     if architecture is None:
         raise family.wrong("architecture", f"transformers has no class {family.architecture}")
@@ -42,10 +42,13 @@ def require_same_keys(family: ModelFamily) -> None:
 
 
 def small_model(config: ModelConfig) -> Transformer:
-    """Return a small model with the options of another. Every weight matters; of an initial model some are zero."""
+    """Return a small model with the options of another, in which every weight matters.
+
+    Noise is added to all weights, because some initial weights are zero.
+    """
     changes = {name: min(getattr(config, name), most) for name, most in SMALL.items()}
     if int(changes["head_dim"] * config.rotary_fraction) % 2 or any((config.rope_scaling, config.window_rope_scaling)):
-        changes["head_dim"] = config.head_dim  # which longrope's factors are for
+        changes["head_dim"] = config.head_dim  # longrope's factors require it
     heads = config.heads // config.kv_heads * min(config.kv_heads, 2)
     width = heads * changes["head_dim"] if config.heads * config.head_dim == config.width else 48
     changes |= {"heads": heads, "kv_heads": min(config.kv_heads, 2), "width": width, "mlp_width": 40}

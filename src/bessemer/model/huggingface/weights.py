@@ -1,4 +1,4 @@
-"""Weights in the Hugging Face layout: our parameters under the names of `transformers`, and a folder's safetensors read.
+"""Weights in the Hugging Face layout: our parameters under the names of `transformers`, and reading a folder's safetensors.
 
 Shapes: G key/value heads, R query heads for each, K width of a head, D width, F hidden width.
 """
@@ -26,13 +26,13 @@ from bessemer.model.transformer import Transformer, build_model, meta_model
 from bessemer.run.files import read_json, write_json
 from bessemer.storage.hub import foreign_file
 
-ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, to its values
+ParameterReader = Callable[[str, Tensor], Tensor]  # maps a parameter's name and the parameter to its values
 
-# Buffers of older versions, which a folder may hold and no model reads.
+# Buffers of older versions, which a folder may have and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
-BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # of our parameters: a row for each token
-HEADS = ("head.", "classifier.")  # of our parameters: those of an objective
-SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
+BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # our parameters with a row for each token
+HEADS = ("head.", "classifier.")  # prefixes of our parameters that depend on the objective
+SHARD_BYTES = 5_000_000_000  # maximum size of a weights file that the hub's tools expect
 WEIGHTS_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -40,10 +40,14 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class HubTensor:
-    """A tensor of `transformers` as views of one parameter of ours, one after another along its rows.
+    """A tensor of `transformers` as views of one of our parameters, concatenated along its rows.
 
-    ours: the path of our parameter; matrix: theirs has two dimensions, ours may have more before the last; transposed:
-    theirs is (in, out), as GPT-2's.
+    Attributes:
+        name: Name of the tensor in transformers.
+        ours: Path of our parameter.
+        views: The parts of our parameter, in the order of the tensor's rows.
+        matrix: True if the tensor has two dimensions; ours may have more before the last.
+        transposed: True if the tensor is (in, out), as in GPT-2.
     """
 
     name: str
@@ -61,14 +65,14 @@ class HubTensor:
         return (columns, rows) if self.transposed else (rows, columns)
 
     def gather(self) -> Tensor:
-        """Their tensor, copied out of ours."""
+        """Return a copy of our values as their tensor."""
         flat = [view.reshape(self._rows(view), -1) if self.matrix else view.reshape(-1) for view in self.views]
         whole = torch.cat(flat) if len(flat) > 1 else flat[0]
         return (whole.T if self.transposed else whole).clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
     def scatter(self, theirs: Tensor) -> None:
-        """Write their tensor into ours. Its shape has been checked."""
+        """Copy their tensor, whose shape has been checked, into our parameter."""
         rows = [self._rows(view) for view in self.views]
         for view, values in zip(self.views, torch.split(theirs.T if self.transposed else theirs, rows), strict=True):
             view.copy_(values.reshape(view.shape))
@@ -82,23 +86,25 @@ def hub_tensors(
     value: ParameterReader = lambda name, parameter: parameter.detach(),
     family: ModelFamily | None = None,
 ) -> Iterator[HubTensor]:
-    """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
+    """Yield every tensor of `transformers`' model of a family as views of our parameters; a tied matrix appears once.
 
-    value: a parameter to what is written of it: itself, its gradient, or values read from a checkpoint; family: whose
-    names; None: that of the family with the model's options.
+    Args:
+        model: Our model.
+        value: Maps a parameter to the values to write: itself, its gradient, or values read from a checkpoint.
+        family: The family whose names to use; None takes the one with the model's options.
     """
     names = family or family_of(model.config)
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     if model.config.is_tied:
         parameters.pop("head.weight", None)
-    kept: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, of which several views follow one another
+    kept: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, whose views follow one another
 
     def values_of(path: str) -> Tensor:
         kind = path.rpartition(".")[2]
         if kind in ("weight", "bias"):
             return value(path, parameters[path])
         if kept.get(kind, ("",))[0] != path:
-            kept.pop(kind, None)  # before the next one is read
+            kept.pop(kind, None)  # frees its memory before the next one is read
             kept[kind] = (path, value(path, parameters[path]))
         return kept[kind][1]
 
@@ -118,7 +124,7 @@ def hub_tensors(
 
 
 def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any, ...]]]:
-    """Their name, our path and the indices in it (none: the whole) of a module's weight and bias."""
+    """Return their name, our path and the indices in it of a module's weight and bias; no indices mean the full parameter."""
     path, _, part = ours.partition(":")
     if path.endswith((".weight", ".bias")):
         return [(theirs, path, ())]
@@ -129,21 +135,26 @@ def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any
 
 
 def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
-    """The model of a folder, in fp32 on the CPU. Reads safetensors only: a pickle could run code.
+    """Read the model of a folder, in fp32 on the CPU. Only safetensors are read, because a pickle could run code.
 
-    config: the configuration to fill, when it differs from the folder's own in what no tensor has (the sequence
-    length), or puts a classifier in the place of the language head: then the new head has its initial weights of
-    `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
+    Args:
+        folder: A folder in the Hugging Face layout.
+        config: The configuration to fill, if it differs from the folder's in options without a tensor (the sequence
+            length), or replaces the language head by a classifier.
+        seed: Seed of the initial weights of a new head.
+
+    Raises:
+        InputError: A tensor is missing, unexpected, wrongly shaped or not finite; the message names the first.
     """
     if config is not None:
-        family_named(config.family or "qwen3")  # whose class may be the one that reads the folder
+        family_named(config.family or "qwen3")  # loads the class, which may be the one that reads the folder
     own = read_config(folder)
     wanted = own if config is None else config
     weights = require_weights(folder, wanted)
     model = build_model(wanted, seed)
     for tensor in hub_tensors(model, family=family_named(own.family)):
         theirs = weights.name_of(tensor.name)
-        if theirs is not None and weights.shapes[theirs] == _stored_shape(tensor, own):  # else it is a new head's
+        if theirs is not None and weights.shapes[theirs] == _stored_shape(tensor, own):  # otherwise part of a new head
             values = weights.read_finite(theirs)
             more = values.new_zeros((tensor.shape[0] - len(values), *values.shape[1:]))  # rows of added tokens
             tensor.scatter(torch.cat([values, more]) if len(more) else values)
@@ -153,15 +164,18 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
 
 
 def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
-    """The folder's tensors, once their names and shapes are those of a model; no values are read. Raises as `read_model`."""
+    """Return the folder's tensors after checking their names and shapes against a model; no values are read.
+
+    Raises InputError as `read_model` does.
+    """
     own = read_config(folder)
     family = family_named(own.family)
     weights = WeightsFolder(folder, family.base_prefix)
     if config.layers > len(weights.shapes):
         raise InputError(f"{folder}: config.json has {config.layers} layers, the weights {len(weights.shapes)} tensors")
-    try:  # on the meta device: nothing is allocated, whatever config.json says
+    try:  # the meta device allocates no memory, even for a wrong config.json
         expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family_named(own.family))}
-    except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
+    except (RuntimeError, OverflowError) as error:  # a tensor has more elements than an integer can count
         raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
     optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(HEADS)}
@@ -175,13 +189,13 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
 
 
 def _stored_shape(tensor: HubTensor, own: ModelConfig) -> tuple[int, ...]:
-    """Return the shape of a tensor in a folder of this configuration; a model with added tokens has more rows of some."""
+    """Return the shape that a folder of this configuration has for a tensor; added tokens give our model more rows."""
     return (own.vocabulary, *tensor.shape[1:]) if tensor.ours in BY_TOKEN else tensor.shape
 
 
 @torch.no_grad()
 def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
-    """Set the rows of added tokens to the mean of the rows of the ids that each one's text had before, or of all."""
+    """Set the rows of added tokens to the mean of the rows of the ids that encoded their text before, or of all rows."""
     for name, parameter in model.named_parameters():
         for number, pieces in added.items() if name in BY_TOKEN else ():
             parameter[int(number)] = parameter[list(pieces) or slice(min(map(int, added)))].mean(0)
@@ -191,12 +205,12 @@ def _require_names(
     weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: ModelFamily, config: ModelConfig,
     new_head: bool,
 ) -> None:  # fmt: skip
-    """Raise InputError that names the first tensor that is missing or unexpected."""
+    """Raise InputError that names the first missing or unexpected tensor."""
     folder = weights.folder
     absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
     known = {weights.name_of(name) for name in expected}
     extra = [name for name in weights.shapes if name not in known and not is_unread(name, family, config, new_head)]
-    headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
+    headless = bool(config.labels) or not config.causal  # otherwise tie_word_embeddings may be wrong
     if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
@@ -210,7 +224,7 @@ def _require_names(
 
 
 def is_unread(name: str, family: ModelFamily, config: ModelConfig, new_head: bool = False) -> bool:
-    """True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or another head."""
+    """Return True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or another head."""
     if name.endswith(_BUFFERS) or name.startswith(family.unread):
         return True
     if (config.tie_embeddings or config.labels) and name in _output_names(family):
@@ -220,13 +234,13 @@ def is_unread(name: str, family: ModelFamily, config: ModelConfig, new_head: boo
 
 
 def _output_names(family: ModelFamily) -> list[str]:
-    """What the output matrix is called."""
+    """Return the names of the output matrix in transformers."""
     paths = [theirs for ours, theirs in family.outer_tensors.items() if ours in ("head", "head.weight")]
     return [f"{path.removesuffix('.weight')}.weight" for path in paths]
 
 
 def _require_tied(weights: WeightsFolder, family: ModelFamily, embedding_VD: Tensor) -> None:
-    """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
+    """Raise InputError if a folder declares its matrices tied but has a different output matrix."""
     for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
             said = "though config.json says tie_word_embeddings"
@@ -236,7 +250,7 @@ def _require_tied(weights: WeightsFolder, family: ModelFamily, embedding_VD: Ten
 class WeightsFolder:
     """The tensors of a folder's safetensors files, by name, read one at a time.
 
-    base: prefix that the names lack where the folder was saved from a model without its head.
+    `base` is the prefix that names lack in a folder saved from a model without its head.
     """
 
     def __init__(self, folder: Path, base: str) -> None:
@@ -255,7 +269,10 @@ class WeightsFolder:
                 raise InputError(f"{folder / file}: cannot be read: {_why_unreadable(folder / file, error)}") from None
 
     def name_of(self, name: str) -> str | None:
-        """The name a tensor goes by here: some folders leave out the outer prefix, older ones say gamma and beta."""
+        """Return the name of a tensor in this folder, or None if it is missing.
+
+        Some folders leave out the outer prefix, and older ones use gamma and beta.
+        """
         for candidate in (name, name.removeprefix(self._base)):
             older = candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
             for spelling in (candidate, older):
@@ -267,7 +284,7 @@ class WeightsFolder:
         return self._files[name].get_tensor(name)  # type: ignore[no-any-return]
 
     def read_finite(self, name: str) -> Tensor:
-        """A tensor in fp32. Raises InputError where it is quantised or has values that are not finite."""
+        """Return a tensor in fp32. Raises InputError if it is quantised or has values that are not finite."""
         tensor = self.read(name)
         if tensor.dtype not in _DTYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -278,7 +295,7 @@ class WeightsFolder:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """The safetensors files of a folder: those that its index names, or the one. Raises InputError where they are not there."""
+    """Return the safetensors files of a folder: those in its index, or the single file. Raises InputError if any is missing."""
     index = foreign_file(folder, "model.safetensors.index.json")
     if index.exists():
         try:
@@ -314,14 +331,18 @@ def write_weights(
     shard_bytes: int | None = None,
     dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
 ) -> None:  # fmt: skip
-    """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
+    """Write a model as safetensors in the hub's layout: files of at most SHARD_BYTES, with an index if there are several.
 
-    value: gives each parameter's values when they are written, so that a model on the meta device can be written while
-    one file's worth of it is in memory; shard_bytes: in place of SHARD_BYTES; dtype_of: of a tensor by its name.
+    Args:
+        model: The model; it may be on the meta device.
+        folder: The folder to write to.
+        value: Returns each parameter's values when they are written, so that only one file's tensors are in memory.
+        shard_bytes: Maximum size of a file, instead of SHARD_BYTES.
+        dtype_of: Returns the dtype of a tensor by its name.
     """
     from safetensors.torch import save_file
 
-    counts, file_bytes, total = [0], 0, 0  # counts: tensors of each file
+    counts, file_bytes, total = [0], 0, 0  # `counts` has the number of tensors of each file
     for tensor in hub_tensors(model):
         num_bytes = math.prod(tensor.shape) * dtype_of(tensor.name).itemsize
         if file_bytes and file_bytes + num_bytes > (shard_bytes or SHARD_BYTES):
@@ -335,9 +356,9 @@ def write_weights(
         name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
         shard = {tensor.name: tensor.gather().to(dtype_of(tensor.name)).cpu() for tensor in islice(tensors, count)}
         save_file(shard, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(folder.stat().st_mode & 0o666)  # it makes files that only their owner can read
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only the owner can read
         index.update(dict.fromkeys(shard, name))
-        del shard  # before the next one is read
+        del shard  # frees its memory before the next one is read
     if len(counts) > 1:
         write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
@@ -345,7 +366,10 @@ def write_weights(
 def require_written(
     model: Transformer, folder: Path, value: ParameterReader, dtype_of: Callable[[str], torch.dtype]
 ) -> int:
-    """Return the number of tensors. Raises BessemerError unless each, read back, equals the tensor that `write_weights` had."""
+    """Return the number of tensors after reading each back from the folder.
+
+    Raises BessemerError unless each equals the tensor that `write_weights` wrote.
+    """
     from safetensors import safe_open
 
     index = folder / WEIGHTS_INDEX
