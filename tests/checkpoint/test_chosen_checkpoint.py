@@ -139,9 +139,9 @@ def scored_as(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
     honest = getattr(loop, "_validate")  # noqa: B009
     step = [0]
 
-    def validate(training: Any, state: Any, stop: StopSignal) -> Any:
+    def validate(training: Any, state: Any, *given: Any) -> Any:
         step[0] = state.step
-        return honest(training, state, stop)
+        return honest(training, state, *given)
 
     measured = getattr(loop, "validate")  # noqa: B009
     patch.setattr(loop, "_validate", validate)
@@ -165,7 +165,7 @@ def test_the_best_validated_checkpoint_is_saved_and_kept(
     sets = (*KEEP, "checkpoint.asynchronous=true")
     calls = iter(range(99))
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "received", lambda self: "SIGTERM" if next(calls) == 17 else None)
+        patch.setattr(StopSignal, "received", lambda self: "SIGTERM" if next(calls) == 18 else None)
         folder = train(recipe_file, runs, *sets, expected=75)
     assert checkpoint_steps(folder / "checkpoints") == [12, 18]
     train(recipe_file, runs, *sets)
