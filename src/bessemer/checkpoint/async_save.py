@@ -134,8 +134,8 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 def raise_first(failures: list[BaseException | None]) -> None:
     """Raise the first error of the list, with the later errors as its notes, and empty the list.
 
-    The list is emptied because an error that is referenced by a frame of its own traceback is a reference cycle, which would
-    keep the process group alive.
+    The list is emptied because an error that is referenced by a frame of its traceback is a reference cycle, which would keep
+    the process group alive.
     """
     errors = [failure for failure in failures if failure is not None]
     failures.clear()

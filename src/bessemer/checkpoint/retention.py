@@ -29,7 +29,7 @@ class Retention:
 
     @classmethod
     def of(cls, keep: Retention | int) -> Retention:
-        """Return `keep` as a Retention; a number keeps that many of the newest checkpoints."""
+        """Convert `keep` to a Retention; a number keeps that many of the newest checkpoints."""
         return keep if isinstance(keep, Retention) else cls(keep)
 
     def kept(self, steps: list[int]) -> set[int]:

@@ -50,7 +50,7 @@ MIN_LOG_SPREAD = 0.05  # for the log gradient norm
 
 @dataclass(frozen=True)
 class Alarm:
-    """An anomaly of a run.
+    """An anomaly of a run, to which the guard responds.
 
     Attributes:
         kind: The kind of incident.

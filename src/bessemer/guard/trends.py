@@ -33,7 +33,7 @@ class Trends:
     """The windows of measurements in which trends are detected."""
 
     def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
-        """Create the windows.
+        """Create the windows and fill them from the metrics of earlier steps.
 
         Args:
             path: The path of incidents.jsonl; None on ranks other than 0.
@@ -49,7 +49,7 @@ class Trends:
         self.rewind(rows)
 
     def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Refill the windows of statistics inside the model from these rows, as after a rollback."""
+        """Refill the windows of statistics inside the model from these rows of metrics.jsonl, as after a rollback."""
         self._measured.clear()
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():

@@ -22,7 +22,7 @@ from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, load_resolved
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json
 
-TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
+TIMEOUT = timedelta(minutes=30)  # covers the start of the slowest process, and the preparation of the run by rank 0
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must see a file that one has written
 
 

@@ -107,7 +107,7 @@ def set_deterministic(device: Device) -> None:
     """Make torch use deterministic kernels, if the device is deterministic, or the fastest kernels."""
     if device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # `use_deterministic_algorithms` loads the compiler, for half a second.
+    # `use_deterministic_algorithms` would load the compiler, which takes half a second.
     torch.set_deterministic_debug_mode("warn" if device.deterministic else "default")
     # Filling memory would cost time, and no uninitialised memory is read.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module)
@@ -126,7 +126,7 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8  # malloc.h
         libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, -1)  # never
+        libc.mallopt(trim_threshold, -1)  # -1 never trims the heap
         libc.mallopt(top_pad, 64 * 1024 * 1024)
         libc.mallopt(arena_max, 1)
         global _keeps
@@ -152,7 +152,7 @@ def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
 def release_unused(device: Device) -> None:
     """Return freed memory of a CPU process to the system: Python's garbage, Arrow's pools and the C library's heap.
 
-    The settings of `keep_freed_memory` stay in force.
+    The settings of `keep_freed_memory` remain active.
     """
     if device.is_cuda:
         return

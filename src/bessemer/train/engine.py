@@ -109,7 +109,8 @@ class DataParallel:
         with casts.casts_kept(parameters) if keeps else nullcontext():
             results = accumulate(losses, parameters, divisor, factor, two_at_a_time=two, around=around)
         if not self.mesh.is_single:
-            from bessemer.distributed.tensor import reduce_partial_gradients  # loads DTensors, for half a second
+            # This import loads DTensors, which takes half a second.
+            from bessemer.distributed.tensor import reduce_partial_gradients
 
             reduce_partial_gradients(self.model)
         return results

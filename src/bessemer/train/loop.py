@@ -113,7 +113,7 @@ def train_here(
 
 
 def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
-    """Set the kernels, print the precision, and start to measure the memory of this training."""
+    """Select the kernels, print the precision, and start to measure the memory of this training."""
     devices.set_deterministic(device)
     # Training does not draw from this generator. The seed makes its state in a checkpoint equal in every run.
     torch.manual_seed(recipe.run.seed)

@@ -51,7 +51,7 @@ def measured_step(
 ) -> tuple[float, int | None]:
     """Return the seconds of a training step, and the bytes that it needs in addition to what this process holds.
 
-    The bytes are from the peak of resident memory on a CPU. They are None on a GPU, and where the system records no peak. The
+    The bytes are from the peak of resident memory on a CPU. They are None on a GPU, or if the system records no peak. The
     arguments are those of `step_seconds`.
     """
     devices.release_unused(device)

@@ -23,7 +23,7 @@ def no_counts(mixture: Mixture) -> Counts:
 
 
 def counts_after(counts: Counts, batch: Batch, mixture: Mixture) -> Counts:
-    """Return the counts with one more batch of this process."""
+    """Return the counts after one more batch of this process."""
     spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
     phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
     real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths

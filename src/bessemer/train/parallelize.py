@@ -83,7 +83,7 @@ def parallelize(
     model.use_linear(precisions.linear_of(precision, device.torch_device))
     local_spans = list[StageSpan]()
     if layout.pipeline > 1:
-        from bessemer.distributed import pipeline  # loads the compiler, half a second
+        from bessemer.distributed import pipeline  # loads the compiler, which takes half a second
 
         all_spans = stage_spans(model.config, layout)
         local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]

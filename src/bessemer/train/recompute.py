@@ -59,10 +59,10 @@ def memory_of(
 def blocks_recomputed(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None
 ) -> int:
-    """Return the number of blocks that each process recomputes, counted from its first.
+    """Return the number of blocks that each process recomputes, starting with its first block.
 
     With a budget that is too small, all blocks are recomputed. A frozen transformer has no backward pass and recomputes none.
-    `base` is as for `memory_of`; None means that of this process.
+    `base` is as for `memory_of`; None measures this process.
     """
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
@@ -113,7 +113,7 @@ def _load_bf16_kernels() -> None:
 
 
 def budget_bytes(train: ResolvedTrain, device: Device) -> int:
-    """Return the bytes that a step may use by train.memory_budget, including those of the process without its model."""
+    """Return the bytes that a step may use by train.memory_budget, including the base of the process."""
     budget = train.memory_budget
     if budget is not None and budget > 1:
         return int(budget)

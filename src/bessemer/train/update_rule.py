@@ -56,7 +56,7 @@ class UpdateRule(ExtensionBase, ABC):
     others: ClassVar[Mapping[str, Callable[[Shape], Shape]]] = {}
     needs_whole: ClassVar[bool] = False
     is_for_matrices: ClassVar[bool] = False
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's as in GPT-3 (Brown et al. 2020, appendix B)
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # the betas of AdamW in GPT-3 (Brown et al. 2020, appendix B)
     rate: ClassVar[float] = 1.0
     keys: ClassVar[tuple[str, ...]] = ()
 

@@ -18,7 +18,7 @@ from bessemer.distributed.sharded_tensors import local
 from bessemer.train.precision import require_torchao
 from bessemer.train.update_rule import UpdateRule
 
-BLOCK = 256  # elements that share a scale
+BLOCK = 256  # number of elements that share a scale
 # Number of elements of an 8-bit moment decoded to fp32 at a time (4.2M). Quantization takes several times their memory.
 SLICE = BLOCK << 14
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
