@@ -128,7 +128,10 @@ def gather_columns(x: Tensor, group: RankGroup, num_columns: int) -> Tensor:
 
 
 def sum_over(x: Tensor, group: RankGroup) -> Tensor:
-    """All-reduce sum whose backward sums the gradients too, because each rank uses the result for its own shard."""
+    """Sum over a group with an all-reduce, whose backward sums the gradients too.
+
+    Each rank uses the result for its own shard, so each holds only a part of the gradient.
+    """
     return collective(x, group, 0, "sum", "sum")
 
 

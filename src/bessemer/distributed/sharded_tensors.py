@@ -85,9 +85,10 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
 
 @torch.no_grad()
 def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return a DTensor placed like the parameter, whose local shard is `values`, sharing memory.
+    """Return a DTensor placed like the parameter whose local shard is `values`, sharing memory.
 
-    Raises BessemerError if the parameter's local shard has another shape. A parameter that is no DTensor returns `values`.
+    If the parameter is no DTensor, it returns `values`. Raises BessemerError if the parameter's local shard has another
+    shape.
     """
     if values.shape != local(parameter).shape:
         expected = f"its parameter has a shard of {list(local(parameter).shape)}"

@@ -39,9 +39,9 @@ def compared_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]
 
 
 def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
-    """Create the group of the first and the last stage's processes. Collective: every process of the run must call it.
+    """Create the process group of the first and the last stage. Collective: every process of the run must call it.
 
-    Returns None on other processes, and when one process holds both stages.
+    Returns None on processes of other stages, and when one process holds both stages.
     """
     if mesh.is_single or mesh.loss_coordinate == 0:
         return None

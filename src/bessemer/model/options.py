@@ -269,6 +269,6 @@ class ModelOptions:
         """The initial value of the matrices that write into the residual stream; None for random values.
 
         Zero makes every block start as the identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2). A norm
-        after the sublayer would amplify the zeros, so those models start with random values.
+        after the sublayer would amplify outputs near zero, so those models start with random values.
         """
         return None if self.norm_position in ("output", "both") else 0.0
