@@ -97,8 +97,7 @@ def save(
         folder: The run's checkpoint folder.
         step: The step after which the state is saved.
         tensors: Tensors, or DTensors of any layout, by part and name. A name on several processes is one tensor, so tensors
-            that
-            differ between processes need different names.
+            that differ between processes need different names.
         facts: JSON values for the manifest; those of rank 0 are written.
         keep: The checkpoints to keep, or how many of the newest.
         mesh: The processes that save together.

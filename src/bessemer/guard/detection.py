@@ -144,8 +144,7 @@ def observe(
         grad_norm: Its global gradient norm before clipping.
         reference: The figures of the run.
         exclude_from_history: Judge the step without adding it to the windows, because its learning rate, and so perhaps its
-            loss,
-            is lower than that of later steps. Plateaus are not detected then.
+            loss, is lower than that of later steps. Plateaus are not detected then.
 
     Returns:
         The history after the step, and the most serious alarm that it raises, or None.

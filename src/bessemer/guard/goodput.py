@@ -150,9 +150,8 @@ def summarize_sessions(
     Returns:
         The seconds by kind (TIME_KINDS) and their `total`; `effective`, the share of productive steps; the number of `sessions`
         and the `restarts` between them; what ended the last session (`stopped_by`) and the time of its last line (`last`,
-            seconds
-        since the epoch). A restart has its `time` (UTC), its step (`from`), the last step before it (`after`), when the run
-        `stopped`, why (`stopped_by`, None if killed or lost) and the `seconds` between. None without sessions.
+        seconds since the epoch). A restart has its `time` (UTC), its step (`from`), the last step before it (`after`), when
+        the run `stopped`, why (`stopped_by`, None if killed or lost) and the `seconds` between. None without sessions.
     """
     if not sessions:
         return None

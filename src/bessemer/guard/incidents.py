@@ -26,8 +26,7 @@ class IncidentKind:
         is_hardware_fault: The state was wrong, not the training, so a rollback repeats the same batches and learning rates.
         is_minor: The report omits the incident from its story if it was only recorded.
         quiet_steps: The least number of steps between two alarms that roll back, of any kind, and between two explosions,
-            plateaus
-            or slow trends. Other kinds ignore it.
+            plateaus or slow trends. Other kinds ignore it.
     """
 
     name: str

@@ -3,9 +3,9 @@
 train.sbatch has one task per node, which manages the processes of the node (sbatch(1), srun(1), scontrol(1) of Slurm 22.05 to
 24.11):
 
-- `--signal=B:USR1@N` reaches only the batch shell, which passes it on. It does not use SIGTERM, on which srun kills its tasks.
+- `--signal=B:USR1@N` reaches only the batch shell, which passes it on, but not as SIGTERM, on which srun kills its tasks.
 - A job that ends with 75 has saved everything but is not done, and a job that was killed may have saved something.
-`scontrol requeue` queues it again under the same number.
+  `scontrol requeue` queues it again under the same number.
 - `--requeue` lets Slurm do the same after a node failure or a preemption.
 
 jobset.yaml has one pod per node on one volume (jobset.x-k8s.io/v1alpha2 of JobSet 0.10, batch/v1 Job). It is a JobSet and not a

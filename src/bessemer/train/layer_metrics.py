@@ -38,10 +38,8 @@ class LayerMetric:
 
     Attributes:
         source: The tensors that it is computed from. "output" is the output of a block (fp32), "attention" the q, k and scope
-            of a
-            block's attention, "gradient" the gradient of a parameter before clipping, and "update" a parameter and its change,
-                of
-            which at most SAMPLE elements are taken.
+            of a block's attention, "gradient" the gradient of a parameter before clipping, and "update" a parameter and its
+            change, of which at most SAMPLE elements are taken.
         measure: Returns terms from a process's tensors: numbers, or scalars on the device.
         value: Returns the statistic from the combined terms.
         is_max: True to combine terms by their maximum, not their sum.

@@ -44,8 +44,7 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
 
     Returns:
         The values for the report. `asked_share` is the share that the recipe requests, `target_share` the share after the caps
-            on
-        epochs, and `drawn_share` the consumed share.
+        on epochs, and `drawn_share` the consumed share.
     """
     sequences, tokens = counts
     asked, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)

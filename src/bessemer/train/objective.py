@@ -32,8 +32,7 @@ class Sample:
             messages.
         starts: True where a document or the padding starts in a packed sequence, (T,) bool; None for other packings.
         random: A random generator that depends only on `run.seed` and the number of the sequence in the run, so that neither a
-            resume
-            nor the layout changes its numbers.
+            resume nor the layout changes its numbers.
         tokenizer: The tokenizer, with `id_of(token)`, `end_of_text`, `mask_token` and `vocabulary`, the number of ids.
         is_text: True for the ids of text, False for special tokens, (V,) bool.
     """

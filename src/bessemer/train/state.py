@@ -142,7 +142,7 @@ class Saver:
             return False
         is_best = False
         if self._trainer.mesh.is_main:
-            if self._best is None or self._best[1] >= step:  # a rollback has removed a later checkpoint
+            if self._best is None or self._best[1] >= step:  # a rollback has removed that checkpoint
                 self._best = best_validation(self._run)
             if is_best := self._best is None or loss < self._best[0]:
                 self._best = loss, step
