@@ -1,7 +1,7 @@
 """[corpus.rules] of the recipe: the basic rules and published rule sets that decide which documents are kept.
 
 A rule set is off until its table is in the recipe; an empty table uses every threshold as its authors published it.
-Sources of the defaults: docs/how-to/rules.md.
+Sources of the defaults: docs/background/quality-rules.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Textbook(_limits("textbook")):  # type: ignore[misc]
 
 
 # A document may contain this much of the package's lists, because they include words with innocent meanings (measured in
-# docs/how-to/rules.md). It may contain nothing of lists that the recipe names (C4).
+# docs/background/quality-rules.md). It may contain nothing of lists that the recipe names (C4).
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 
 

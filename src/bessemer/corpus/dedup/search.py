@@ -4,7 +4,7 @@ Exact copies have equal texts after folding case and white space. Near duplicate
 hashing (Broder 1997, with FineWeb's parameters). Documents with an equal band share a bucket, in which each is compared with
 its neighbours (`keys.REACH`): by the Jaccard similarity of the shingles with `verify`, else by signature. A document is
 rejected if it is similar to one that stays, in the order of `keep`. The result depends neither on the order of documents nor
-on the partitioning. Memory and disk use: docs/how-to/deduplicate.md.
+on the partitioning. Memory and disk use: docs/background/deduplication.md.
 
 The tasks of keys.py and compare.py find edges between similar documents. These tasks turn edges into verdicts:
 

@@ -78,7 +78,7 @@ LONG_LINE = 1000.0
 LONG_WORD = 40  # ASCII characters; longer than words, shorter than base64, hashes and minified statements
 CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
 # Above this `data_share`, long lines are code or data. Of pages in 100 languages 99.4% are below it, and 99% of files of
-# minified code and dumps are above; few are between 0.25 and 0.3. docs/how-to/rules.md describes the measurement.
+# minified code and dumps are above; few are between 0.25 and 0.3 (docs/background/quality-rules.md).
 MAX_DATA_SHARE = 0.3
 ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
 ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
