@@ -43,7 +43,10 @@ class TokenDataset:
     def __init__(
         self, tables: Mapping[str, Any], path: Path | None = None, lend: Callable[[RunDirectory], None] | None = None
     ) -> None:
-        """Create a dataset; `lend` hard-links documents that are already built into a run."""
+        """Create a dataset from tables of a recipe, or of the tokens in the run directory `path`.
+
+        `lend` is called with a run directory and hard-links documents there that were already built elsewhere.
+        """
         self.tables, self.path, self._lend_documents = dict(tables), path, lend
 
     def recipe(self, path: Path) -> Recipe:

@@ -77,7 +77,10 @@ def discard(stream: TextIO) -> None:
 
 
 def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
-    """Return a console on standard error. `silent_for` are values of QUIET under which it shows nothing."""
+    """Return a console on standard error.
+
+    It prints nothing if the environment variable BESSEMER_QUIET has one of the values in `silent_for`.
+    """
     from rich.console import Console
 
     _make_lasting()

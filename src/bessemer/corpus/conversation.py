@@ -72,9 +72,10 @@ def is_trained(message: Message) -> bool:
 
 
 def pair(questions: list[object], answer: object) -> list[Message]:
-    """Return the messages of a question and its answer. Empty parts of the question are dropped.
+    """Return a user message with the question and an assistant message with the answer.
 
-    Raises ValueError if a part is not text or no question remains.
+    `questions` are the parts of one question, such as an instruction and its input. Those with text are joined by a blank
+    line. Raises ValueError if a part is not text or none has text.
     """
     if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
         raise ValueError(f"a part of the question is {type(strange).__name__}, not text")

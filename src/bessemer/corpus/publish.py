@@ -156,7 +156,7 @@ def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWrite
 
 
 def _powers(characters: pa.ChunkedArray) -> list[int]:
-    """Return the exponent of the largest power of two in each length."""
+    """Return floor(log2(n)) of each number of characters n, the bins of the histogram of lengths; 0 for an empty text."""
     return list((np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist())
 
 

@@ -32,7 +32,8 @@ def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
 def compared_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield all of this process's parameters, with the names under which replicas must be equal.
 
-    The copy of a tied matrix has the original's name, whose bits it must equal, unless both are on this process.
+    A stage that holds only the copy of a tied matrix yields it under the name of the original, because both must be equal bit for
+    bit. A process that holds both yields each under its own name.
     """
     names = dict(model.named_parameters())
     return ((name if ORIGINAL in names else whole_name(model, name), p) for name, p in names.items())

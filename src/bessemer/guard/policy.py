@@ -63,9 +63,9 @@ class Judgement:
     """The verdict on a step.
 
     Attributes:
-        verdict: The response.
+        verdict: What the trainer does: apply the update, skip it, or roll back.
         state: The state after the step.
-        alarm: The alarm that the step raised.
+        alarm: The alarm that the step raised, if any.
         updates: True if the device applied the update.
     """
 

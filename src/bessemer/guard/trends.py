@@ -69,7 +69,10 @@ class Trends:
             before.append(value)
 
     def stepped(self, step: int, seconds: float, data_wait: float) -> None:
-        """Add the seconds of a step and the part of them spent waiting for data, and record a trend."""
+        """Add the duration of a step in seconds and the part of it spent waiting for data.
+
+        After each full window, record an alarm if two windows in a row were slow or waited for data.
+        """
         self._seconds.append(seconds)
         self._waits.append(data_wait)
         if len(self._seconds) < STEPS or step % STEPS:

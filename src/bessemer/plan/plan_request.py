@@ -289,9 +289,10 @@ def _batch(text: str, length: int) -> int:
 
 
 def recipe_keys(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
-    """Return recipe keys with their TOML values for short names or recipe keys.
+    """Translate the options of `bessemer plan` to recipe keys with TOML values.
 
-    `model` is the shape that `model` or `params` names. Raises InputError for unknown names.
+    The names of `asked` are options, such as `tp`, or whole recipe keys. `model` is the model that the option `model` or
+    `params` selects. Raises InputError for unknown names.
     """
     found: dict[str, str] = {}
     if model is not None and {"model", "params"} & set(asked):

@@ -419,6 +419,6 @@ def start_recipe(start: Path) -> dict[str, Any] | None:
 
 
 def _is_imported(start: Path) -> bool:
-    """Return True if the run was imported and never trained here, so that its recipe has no learning rate to follow."""
+    """Return True if the run was imported and never trained here, so that a run started from it cannot copy its learning rate."""
     latest = start / "checkpoints" / "latest"
     return latest.is_file() and latest.read_text().strip() == "step-00000000"

@@ -21,7 +21,10 @@ def without_urls(text: str) -> str:
 
 
 def shareable(value: Any, key: str = "") -> Any:
-    """Return a recipe, or plain values of one, as plain values without secrets, for files, trackers and pages."""
+    """Convert a recipe or a part of one to plain values, with credentials replaced by `***`, for files, trackers and pages.
+
+    `key` is the recipe key of `value`. It decides whether a whole text is secret.
+    """
     if isinstance(value, Recipe):
         value = value.model_dump(mode="json", exclude_none=True, by_alias=True)
     if isinstance(value, dict):

@@ -37,7 +37,7 @@ def loss(found: Json) -> list[Figure]:
 
 
 def shares(found: Json) -> list[Figure]:
-    """Return the figure of the sources' shares, as given and as proposed."""
+    """Return a figure that compares the given with the proposed share of each source; no figure without a proposal."""
     given, proposed = as_object(found, "given"), as_object(found, "proposed", "shares")
     if not given or not proposed:
         return []

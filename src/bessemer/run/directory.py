@@ -97,7 +97,7 @@ class RunDirectory:
 
     @property
     def has_begun(self) -> bool:
-        """True if the directory holds more than a rejected command leaves."""
+        """True if a command has started work here: the directory holds more than the lock file and the log."""
         leavings = {self.lock_file.name, self.log.name}
         return self.path.is_dir() and not {entry.name for entry in self.path.iterdir()} <= leavings
 

@@ -119,7 +119,11 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
 
 @compiled
 def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
-    """Write number, first and last word of every n-gram in the table, and return how many there are."""
+    """Find the n-grams of a text that are in the table, and return how many there are.
+
+    For each one write to `places` the number it has in the table and the positions of its first and last word. `words` are
+    hashes of the words of the text, `lengths` the lengths n, `slots` and `numbers` the hash table.
+    """
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):
         for _ in range(lengths[which]):

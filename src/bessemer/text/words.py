@@ -68,7 +68,11 @@ def special_table() -> tuple[Array, Array]:
 
 @compiled
 def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
-    """Return the value of the special string [first, last); 0 if it is not one."""
+    """Return the value of the text [first, last) in the table of word-splitting exceptions, or 0 if it is not one of them.
+
+    `keys` is an open-addressing hash table of the exceptions. `values` has the value of each slot, then a bit mask of the
+    lengths of the exceptions by their first and last character.
+    """
     if last - first > LONGEST or last <= first:
         return 0
     lengths = values[len(keys) + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]

@@ -86,7 +86,10 @@ class DegenerateTextFilter:
         return replace(batch, targets=targets, ignored=ignored_segments)
 
     def _reasons(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Ints:
-        """Return for each segment the index of its reason in REASONS, or -1. A segment's tokens must be contiguous."""
+        """Return for each of `count` segments the index in REASONS of why it is degenerate, or -1 if it is not.
+
+        `segment_N` is the segment number of each token. The tokens of a segment must be contiguous.
+        """
         size = np.bincount(segment_N, minlength=count)
         kinds = np.stack([np.bincount(segment_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])
         num_bytes, space, upper, lower, digits, signs, hex_letters, marks, control, *unreadable = kinds

@@ -57,7 +57,10 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
 
 
 def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
-    """Return the held-out samples of concatenated documents, the last of each source padded with end-of-text tokens."""
+    """Cut the concatenated held-out documents of each source into samples, the last padded with end-of-text tokens.
+
+    With `max_tokens`, take samples that are spread evenly over each source and have at most that many tokens in total.
+    """
     splits = (store.split(name, "heldout") for name in store.sources)
     sources = [ConcatenatedSplit(split, sequence_length, store.end_of_text) for split in splits]
     return _parts(store, sources, sequence_length, max_tokens)

@@ -73,7 +73,7 @@ class Phase:
 
     @property
     def block(self) -> int:
-        """Number of slots in a block."""
+        """Length of a block: the number of consecutive samples after which the shares of the sources are exact."""
         return sum(self.slots)
 
     def drawn(self, count: int) -> Counts:

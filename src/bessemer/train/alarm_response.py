@@ -51,7 +51,10 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def note_interrupted(training: Training) -> None:
-    """Record the rollbacks that are missing in incidents.jsonl, because of a kill or because the journal is from another run."""
+    """Append to incidents.jsonl the rollbacks of the journal that it lacks.
+
+    They are missing if the process was killed before it wrote them, or if the journal was copied from another run.
+    """
     journal, incidents = training.journal, training.run.incidents
     if not training.trainer.mesh.is_main:
         return

@@ -70,7 +70,7 @@ class Callback(ExtensionBase):
         """Called after each logged step, every `train.log_every` steps, and after the last one."""
 
     def validation(self, moment: Moment) -> str | None:
-        """Called after each validation."""
+        """Called after each validation. A returned text stops the training and is reported as the reason."""
 
     def checkpoint(self, moment: Moment) -> str | None:
         """Called after each checkpoint, which a background save may still be writing."""

@@ -73,7 +73,10 @@ def blocks_recomputed(
 
 
 def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int) -> None:
-    """Raise InputError, with the minimum, if a step does not fit train.memory_budget. `base` is as for `memory_of`."""
+    """Raise InputError if a step needs more than `train.memory_budget` even with every block recomputed.
+
+    The error states the smallest budget that works. `base` is the number of bytes that the process holds before its model.
+    """
     if train.memory_budget is None:
         return
     memory = memory_of(train, layout, config, device, config.layers, base)

@@ -66,7 +66,7 @@ class RunSpec:
         memory_bytes: The planned memory of one process by part, with the total.
         recomputed: The number of blocks that each process recomputes in the backward pass.
         peak_flops: The peak FLOP/s of one device.
-        start: The start of the training.
+        start: Where the training starts: from new weights, from imported weights, or from a checkpoint.
     """
 
     recipe: ResolvedRecipe

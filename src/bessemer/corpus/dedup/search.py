@@ -132,8 +132,9 @@ class GroupEdges(GroupTask):
 class ChooseKeepers(GroupTask):
     """A task that decides which documents of some components are rejected, and which document is kept for each.
 
-    In the order of `keep`, a document stays unless it is similar to one that stays. `verdicts` are EDGE records (first: kept,
-    second: rejected) for the part of the rejected document. The counts are for statistics.json.
+    It visits the documents in the order that `corpus.dedup.keep` sets, and rejects each one that is similar to a document
+    already kept. It writes one EDGE record (first: kept, second: rejected) per rejected document to the file of that
+    document's part, and returns cluster sizes and a histogram of similarities for statistics.json.
     """
 
     def make(self, folder: Path) -> dict[str, Any]:

@@ -120,7 +120,11 @@ class DedupPlan:
 
 @dataclass(frozen=True)
 class DedupTask(StepTask):
-    """A task of a search, on one part, range or group."""
+    """A task of the search for duplicates, the base class of its steps.
+
+    It reads what the tasks of earlier steps wrote for it: for one part of the documents, one range of signature bands, or
+    one group of connected documents.
+    """
 
     plan: DedupPlan
 

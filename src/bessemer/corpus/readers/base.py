@@ -50,7 +50,7 @@ def damage_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a source."""
+    """A file of a source as the listing found it: where it is and which version of it."""
 
     path: str  # on this machine, or a URL in an object store
     name: str  # path relative to the recipe's entry, which is the same on every machine

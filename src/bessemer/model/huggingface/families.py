@@ -164,7 +164,7 @@ class ModelFamily(ExtensionBase):
         return "" if is_own(type(self)) else f" ({self.place(fact)})"
 
     def about_tensor(self, name: str) -> str:
-        """Return the place of the fact that has the name of one of their tensors, in the form of `about`."""
+        """Return where the name of a `transformers` tensor is defined in the family, as `about` does for a setting."""
         return self.about("layer_tensors" if name.startswith(self.layer_prefix.partition("{")[0]) else "outer_tensors")
 
     def apply_rules(self, part: str, *arguments: Any) -> Iterator[Any]:

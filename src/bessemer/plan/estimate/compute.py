@@ -96,12 +96,12 @@ def matmul(
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Work of one block for a micro-batch.
+    """Seconds that one block takes for a micro-batch, by part of a step.
 
     Attributes:
-        forward: Forward pass, which is also full recomputation.
+        forward: Forward pass. Full recomputation takes the same time.
         backward: Backward pass.
-        needed: Recomputation of everything that the backward pass needs.
+        needed: Recomputation of only what the backward pass reads.
         scores: Recomputation of attention scores.
         matmuls_again: Recomputation of every second matmul.
     """
