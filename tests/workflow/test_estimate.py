@@ -62,7 +62,7 @@ def test_a_run_is_held_against_its_plan(tmp_path: Path, capsys: pytest.CaptureFi
     assert "planned" in shown and "measured" in shown
     (folder / "planned_against_measured.json").unlink()
     assert cli.run_command(["report", str(folder)]) == 0
-    assert (folder / "planned_against_measured.json").exists() and "planned" in capsys.readouterr().out
+    assert (folder / "planned_against_measured.json").exists()
 
 
 def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
