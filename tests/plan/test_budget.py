@@ -299,8 +299,8 @@ def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_par
     assert other.memory.optimizer - plain.memory.optimizer == pytest.approx(bytes_a_parameter * share, rel=0.01)
     assert other.memory.total - plain.memory.total == other.memory.optimizer - plain.memory.optimizer
     assert other.save.bytes - plain.save.bytes == pytest.approx(8 * share * bytes_a_parameter, rel=0.01)
-    notes = [] if "ema" in setting else [f"{setting.replace('=', ' = ')}: in the"]
-    assert [note[: len(notes[0])] for note in other.goal.unplanned] == notes
+    noted = [] if "ema" in setting else [setting.replace("=", " = ")]
+    assert [note.partition(":")[0] for note in other.goal.unplanned] == noted
     elsewhere = plan_result.make_plan(goal(plan_request.from_options({**SEVEN, "framework": "fsdp"}, (setting,))))
     assert "the plan is of fsdp" in elsewhere.goal.unplanned[0]
 
