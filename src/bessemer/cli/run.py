@@ -110,9 +110,10 @@ def print_results(run: RunDirectory, *more: str) -> None:
     next_commands = list(more)
     for sample in (found.evaluation or {}).get("samples", ())[-1:]:
         rows.insert(0, ("sample", shorten(sample["prompt"] + sample["text"], WIDTH - 12, placeholder=" ...")))
-        next_commands.insert(0, f"bessemer generate {run.path} {shlex.quote(sample['prompt'])}")
+        prompt = shlex.quote(sample["prompt"].partition("\n")[0])
+        next_commands.insert(0, f"bessemer generate {run.path} {prompt}")
     rows += [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
-    say("\n" + "\n".join(f"  {name:9}{escape(text)}" for name, text in rows))
+    say("\n" + "\n".join(f"  {name:10}{escape(text)}" for name, text in rows))
 
 
 def _print_demo(run: RunDirectory) -> None:
