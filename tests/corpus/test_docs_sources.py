@@ -21,7 +21,6 @@ PAGES = (
     "encoders",
     "evaluate",
     "import-a-model",
-    "import-tokens",
     "kubernetes",
     "language",
     "lost-nodes",
@@ -56,7 +55,7 @@ def test_snippets_are_recipes(page: str, snippet: str) -> None:
     sources = "".join(f'[[corpus.sources]]\nname = "{name}"\npaths = ["."]\n' for name in names)
     has_sources = ".sources]]" in snippet
     parsed = parse(head + snippet + sources * (not has_sources), page)
-    assert parsed.corpus.sources or parsed.tokens.sources
+    assert parsed.corpus.sources
 
 
 def test_every_format_and_its_endings_are_told() -> None:

@@ -151,14 +151,12 @@ def test_every_key_says_what_it_means() -> None:
 def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n'
-        '[[tokens.sources]]\nname = "theirs"\nformat = "nanogpt"\npaths = ["x/*.bin"]\n'
         '[corpus.rules.adult]\npath = "words"\n[corpus.rules.refinedweb]\ndomains = "lists/domains"\n'
         '[corpus.rules.toxic]\nclassifier = "toxic.bin"\nlabel = "toxic"\n'
     )
     recipe = recipes.load(tmp_path / "my.toml", ["corpus.dedup.against=['runs/old']", "tokenizer.path=t.json"])
     assert recipe.corpus.sources[0].paths == (str(tmp_path / "text"), "python://stdlib")
     assert recipe.corpus.dedup.against == (str(tmp_path / "runs/old"),)
-    assert recipe.tokens.sources[0].paths == (str(tmp_path / "x/*.bin"),)
     assert recipe.tokenizer.path == str(tmp_path / "t.json")
     assert recipe.corpus.rules.files() == [str(tmp_path / name) for name in ("lists/domains", "words", "toxic.bin")]
 

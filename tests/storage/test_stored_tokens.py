@@ -15,7 +15,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_steps
 from bessemer.storage.filesystem import StorePath, parse_path
 from bessemer.storage.path import StoredNumbers, published_folder
-from bessemer.tokens import tasks, trace
+from bessemer.tokens import tasks
 from bessemer.tokens.loader import open_loader
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
@@ -75,7 +75,6 @@ def test_the_files_are_those_of_a_run_folder(
     for first in (0, 40, 93):
         here, there = (loader.batch(first, 9) for loader in loaders)
         assert np.array_equal(here.inputs, there.inputs) and np.array_equal(here.targets, there.targets)
-    assert [trace.find_token(store, one.corpus, "prose-train-00001:17", True) for store in stores][1]["position"] >= 0
 
 
 @BOTH
@@ -102,7 +101,7 @@ def test_numbers_of_a_store_and_its_failures(bucket: Store) -> None:
     assert isinstance(place, StorePath)
     place.write_bytes(numbers.tobytes())
     stored = StoredNumbers(place, "<u2", 1000)
-    assert np.array_equal(stored[10:20], numbers[10:20]) and stored[-1] == 999 and len(stored[990:2000]) == 10
+    assert np.array_equal(stored[10:20], numbers[10:20]) and len(stored[990:2000]) == 10
     for use, advice in ((bucket.fail, "the same command resumes"), (bucket.refuse, "check the credentials")):
         use()
         with pytest.raises(BessemerError, match=rf"s3://b/x: the object store failed: AWS Error .*{advice}"):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
-from bessemer.tokens import build, tasks
+from bessemer.tokens import build
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.tokenizer_samples import ENDS, every_kind
@@ -129,69 +129,6 @@ def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.
     found = json.loads((here / "runs" / "small" / "evaluation.json").read_text())
     assert found["bits_per_byte"] is None and found["ngram"] is None and found["loss"] > 0
     assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()
-
-
-def foreign_recipe(prepared: Path, here: Path) -> Path:
-    tokens = prepared / "runs" / "small" / "tokens"
-    text = (prepared / "small.toml").read_text()
-    start, end = text.index("[[corpus.sources]]"), text.index("[tokenizer]")
-    text = text[:start] + text[end:]
-    text = text.replace("vocabulary = 400", f'path = "{tokens / "tokenizer.json"}"')
-    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "nanogpt"\npaths = ["{here / "theirs"}"]\n'
-    text = text.replace('name = "small"', 'name = "foreign"')
-    (here / "foreign.toml").write_text(text)
-    return here / "foreign.toml"
-
-
-def test_training_on_foreign_tokens_without_a_corpus(
-    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our own .bin files are nanoGPT's: read back as such, they give the same tokens, however small the tasks are."""
-    monkeypatch.setattr(tasks, "TASK_BYTES", 1)
-    tokens = prepared / "runs" / "small" / "tokens"
-    (here / "theirs").mkdir()
-    shard = TokenStore.open(tokens).split("prose", "train").shards[0]
-    shutil.copyfile(tokens / "prose-train-00000.bin", here / "theirs" / "a.bin")
-    recipe = foreign_recipe(prepared, here)
-    arguments = [str(recipe), "--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=2"]
-    assert run_command(["tokens", *arguments]) == 0
-    made = TokenStore.open(here / "runs" / "foreign" / "tokens")
-    made.verify()
-    facts = made.manifest["sources"]["theirs"]
-    assert sum(facts[split]["tokens"] for split in build.SPLITS) == len(shard.tokens)
-    ours = [part for split in build.SPLITS for part in made.split("theirs", split).shards]
-    theirs, found = (
-        sorted(
-            ids.tolist() for part in parts for ids in np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
-        )
-        for parts in ([shard], ours)
-    )
-    assert found == theirs
-    assert run_command(["run", *arguments]) == 0
-    assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (("path = ", "vocabulary = 300 #"), "tokens.sources needs tokenizer.path"),
-        (
-            ("[tokens]", '[[corpus.sources]]\nname = "theirs"\nformat = "text"\npaths = ["x"]\n[tokens]'),
-            "two sources are named",
-        ),
-        (
-            ("[tokens]", '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["x"]\nweight = 2.0\n[tokens]'),
-            "no weight",
-        ),
-    ],
-)
-def test_recipes_with_foreign_tokens_that_cannot_be(
-    prepared: Path, here: Path, change: tuple[str, str], why: str
-) -> None:
-    recipe = foreign_recipe(prepared, here)
-    recipe.write_text(recipe.read_text().replace(*change))
-    with pytest.raises(InputError, match=why):
-        load(recipe)
 
 
 def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:

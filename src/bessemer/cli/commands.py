@@ -180,13 +180,12 @@ COMMANDS = (
         option("--dtype", "type of the weights; q8_0: 8 bits, GGUF only (default: export.dtype)",
                choices=["float32", "bfloat16", "float16", "q8_0"]),
     )),
-    Command("trace", "name the documents of a step or token, or the steps of a document", inspection.trace, (
+    Command("trace", "name the documents of a step, or the steps of a document", inspection.trace, (
         *OF_RUN, TRUST_CODE, flag("--text", "also show the beginning of each document"),
         flag("--replay", "replay the step, and tell device, precision, data and weights apart"),
     ), either=(
         option("--step", "list the documents of step N, counted from 1", type=int, metavar="N"),
         option("--document", "show origin, tokens and steps of a document (identity, URL or path)", metavar="ID"),
-        option("--token", "show the document of a token, for example prose-train-00000:1234", metavar="SHARD:OFFSET"),
     )),
     Command("watch", "show runs while they train, on a page that updates itself", inspection.watch, (
         option("run", "a run directory, or the recipe of a run; repeatable", nargs="+", metavar="RUN"), OVERRIDES,

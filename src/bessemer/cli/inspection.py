@@ -41,14 +41,11 @@ def trace(args: argparse.Namespace) -> Any:
     folder = Path(args.run)
     run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
     opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
-    if args.token is not None:
-        document = trace.find_token(opened or TokenStore.open(run.tokens), run.corpus, args.token, args.text)
-    else:
-        document = trace.find_document(opened, run.corpus, args.document, args.text)
-        if opened is not None and run.recipe.exists() and document.get("split") == "train":
-            resolved = load_resolved(run.recipe, args.overrides)
-            omitted = Journal.read(run.journal).omitted
-            document["steps"] = trace.document_steps(resolved, opened, run.corpus, document["document"], omitted)
+    document = trace.find_document(opened, run.corpus, args.document, args.text)
+    if opened is not None and run.recipe.exists() and document.get("split") == "train":
+        resolved = load_resolved(run.recipe, args.overrides)
+        omitted = Journal.read(run.journal).omitted
+        document["steps"] = trace.document_steps(resolved, opened, run.corpus, document["document"], omitted)
     if not args.json:
         _print_document(document)
     return document

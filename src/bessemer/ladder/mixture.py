@@ -61,7 +61,7 @@ def mixture(
     if len(names) < 2:
         raise InputError(
             f"ladder --mixture: the recipe has {f'one source ({names[0]})' if names else 'no source'}; "
-            "shares need two or more in [[corpus.sources]] or [[tokens.sources]]"
+            "shares need two or more in [[corpus.sources]]"
         )
     count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
@@ -212,8 +212,8 @@ def result(
     ]  # fmt: skip
     at_bound = np.minimum(proposed - least, most - proposed) < 1e-3
     found: dict[str, Any] = runs.plain({
-        "kind": "mixture", "sources": names, "keys": _keys(ground.planned.recipe, names), "targets": targets,
-        "given": named(given),
+        "kind": "mixture", "sources": names, "keys": {name: f"corpus.sources.{name}.weight" for name in names},
+        "targets": targets, "given": named(given),
         "proxy": {key: value for key, value in proxy.to_dict().items() if key not in ("group", "name")},
         "proxies": proxies,
         "regressions": {
@@ -230,12 +230,6 @@ def result(
         "gain": {**asdict(gain), "optimism": won.optimism, "inside_noise": gain.low <= 0.0}, "verify": None,
     })  # fmt: skip
     return found
-
-
-def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
-    """Return the recipe key of each source's weight."""
-    corpus = {source.name for source in recipe.corpus.sources}
-    return {name: f"{'corpus' if name in corpus else 'tokens'}.sources.{name}.weight" for name in names}
 
 
 def _verified(

@@ -10,13 +10,13 @@ from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.resolved import ResolvedModel, ResolvedRecipe, ResolvedTrain, as_resolved, load_resolved
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.schema import Evaluate, Guard, Recipe
-from bessemer.recipe.tokens import MixturePhase, TokenSource
+from bessemer.recipe.tokens import MixturePhase
 from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Train
 
 __all__ = [
     "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
     "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Parallel", "PersonalData", "Quality", "Recipe",
-    "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Source", "TokenSource", "Train", "Work",
+    "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Source", "Train", "Work",
     "as_resolved", "differences", "dump", "explain", "is_as_dumped", "keys", "load", "load_resolved", "parse", "shipped",
     "without_folders",
 ]  # fmt: skip

@@ -16,11 +16,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bessemer.recipe.corpus import Corpus, Source
+from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
-from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, first_duplicate
-from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens, TokenSource
+from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words
+from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens
 from bessemer.recipe.train import Train
 from bessemer.recipe.uses import built_in_classes
 
@@ -162,15 +162,9 @@ class Recipe(Section):
         return is_of_model and bool(self.tokenizer.special_tokens)
 
     @property
-    def sources(self) -> tuple[Source | TokenSource, ...]:
-        """The sources of text, then the pretokenized sources."""
-        return *self.corpus.sources, *self.tokens.sources
-
-    @property
     def parts(self) -> dict[str, str]:
         """Every name under which tokens are stored and mixed, with the source that it is a part of."""
-        found = {name: source.name for source in self.corpus.sources for name in self.corpus.parts_of(source)}
-        return found | {source.name: source.name for source in self.tokens.sources}
+        return {name: source.name for source in self.corpus.sources for name in self.corpus.parts_of(source)}
 
     @property
     def chat_parts(self) -> frozenset[str]:
@@ -185,8 +179,8 @@ class Recipe(Section):
 
     @property
     def source_weights(self) -> dict[str, float | None]:
-        """The weight of each source, None if it has none: sources of text, then pretokenized sources."""
-        return {source.name: source.weight for source in self.sources}
+        """The weight of each source, None if it has none."""
+        return {source.name: source.weight for source in self.corpus.sources}
 
     def _complaints(self) -> Iterator[str]:
         yield from self._objective_fits()
@@ -222,13 +216,6 @@ class Recipe(Section):
             yield f"tokenizer.special_tokens are added to the tokenizer of model.from alone ({own}); remove the key"
 
     def _sources_fit(self) -> Iterator[str]:
-        if twice := first_duplicate([source.name for source in self.sources]):
-            yield f"two sources are named {twice!r}; give each source a name of its own"
-        if self.tokens.sources:
-            if self.tokenizer.path is None and self.model.from_ is None:
-                yield "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
-            if self.train.objective == "classify":
-                yield "train.objective = classify needs labels, and tokens.sources have none"
         names, tokens = list(self.source_weights), self.tokens
         weighted = [name for name, weight in self.source_weights.items() if weight is not None]
         if weighted and len(weighted) != len(names):

@@ -37,20 +37,6 @@ class TokenizerChoice(Section):
             yield f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own"
 
 
-class TokenSource(Section):
-    """A source of tokens that other programs wrote; it needs no corpus."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    format: Literal["nanogpt", "megatron"]
-    paths: tuple[str, ...] = Field(strict=False, min_length=1)
-    dtype: Literal["uint16", "uint32", "int64"] | None = None
-    weight: float | None = Field(None, gt=0)
-
-    def _complaints(self) -> Iterator[str]:
-        if self.dtype is not None and self.format != "nanogpt":
-            yield f"dtype: the index of {self.format} files names the type of their ids; leave it out"
-
-
 Packing = Literal["concatenate", "best-fit", "document"]
 
 
@@ -76,7 +62,6 @@ class Tokens(Section):
     seed: int = Field(0, ge=0)
     document_mask: bool = False
     shard_tokens: Positive = 100_000_000
-    sources: tuple[TokenSource, ...] = Field((), strict=False)
     gate: bool = False
     workers: int | None = Field(None, gt=0)
     packing: Packing = "concatenate"

@@ -233,12 +233,9 @@ class StoredNumbers:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, part: slice | int) -> Any:
+    def __getitem__(self, part: slice) -> Any:
         import numpy as np
 
-        if not isinstance(part, slice):
-            number = range(self.length)[part]
-            return self[number : number + 1][0]
         interrupt.check()
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize

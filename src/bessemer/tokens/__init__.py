@@ -5,7 +5,6 @@ Modules that write, in the order of the data:
     documents        read the clean documents of a corpus; choose the held-out ones and the tokenizer's training sample
     tokenizer/       convert between text and token ids
     encode           encode batches of documents
-    pretokenized     read tokens written by other programs
     tasks            count, sample, encode and write shards as parallel tasks
     shards/          shard files, the tokens folder of a run, the token stream of a split
     packing          pack documents into sequences
@@ -18,6 +17,6 @@ Modules that read:
     loader           build the batch of any step
     held_out         build the samples of validation
     degenerate_text  find targets that the loss ignores
-    trace            map a step or a token to its documents, and back
+    trace            map a step to its documents, and back
     summary          report facts about a run's tokens before it trains
 """

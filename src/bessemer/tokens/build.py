@@ -1,7 +1,7 @@
-"""The tokens stage: turn clean documents and pretokenized sources into token shards.
+"""The tokens stage: turn clean documents into token shards.
 
 An interrupted build resumes after its last finished task: the work folder (`stage_storage.open_work`) keeps the trained
-tokenizer and the results of tasks. Pretokenized sources are copied again.
+tokenizer and the results of tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from bessemer.run.files import stage_facts, write_atomic, write_json
 from bessemer.run.stage import mark_stage, staging
 from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.run_tasks.task import check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy, copy_files, published_folder, write_file
-from bessemer.tokens import documents, pretokenized, tasks
+from bessemer.tokens import documents, tasks
 from bessemer.tokens.encode import EncodedCounts, Encoder
 from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.shards.shard import COUNTS, SPLITS, ShardWriter, token_dtype
+from bessemer.tokens.shards.shard import COUNTS, SPLITS, token_dtype
 from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tasks import EncodingContext, Splits
 from bessemer.tokens.tokenizer import Tokenizer, choice
@@ -45,7 +44,7 @@ MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive 
 
 
 def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -> str:
-    """Return the digest of everything that the shards depend on: the corpus, pretokenized files, and recipe keys.
+    """Return the digest of everything that the shards depend on: the corpus and recipe keys.
 
     With `by_content`, files count by what they contain instead of by path and modification time.
     """
@@ -60,12 +59,11 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
         shape |= {"packing": tokens.packing, "sequence_length": tokens.sequence_length}
     return digest(
         FORMAT,
-        corpus if recipe.corpus.sources else None,
+        corpus,
         without_folders(recipe).tokenizer if by_content else options,
         [file_sha256(file) for file in files],
         [shape, choice.mask_token(recipe)],
         mixed_by(recipe) if options.sample == "mixture" else None,
-        [[source.name, source.format, pretokenized.facts(source, by_content)] for source in tokens.sources],
         choice.template_source(recipe) if recipe.chat_parts else None,
         None if path is None else choice.framing_of(recipe, choice.load_tokenizer(recipe)),
     )
@@ -85,35 +83,32 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     tokens in place.
     """
     inputs = inputs_digest(recipe, run)
-    corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
-    if corpus is not None and not corpus.exists():
+    corpus = published_folder(run.corpus) / "documents"
+    if not corpus.exists():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
-    statistics = {} if corpus is None else documents.corpus_statistics(recipe, run)
-    if statistics and statistics["totals"]["bytes_kept"] >= SMALL_BYTES:
+    statistics = documents.corpus_statistics(recipe, run)
+    if statistics["totals"]["bytes_kept"] >= SMALL_BYTES:
         require_engine(recipe.corpus)
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     all_inputs = digest(inputs, {name: size for name, size in made_of.items() if name.startswith("documents/")})
     require_storage(run.path, recipe.corpus.storage)
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
-    work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus)
+    work = tasks.work_folder(recipe, run, all_inputs, corpus)
     with kept_workers(run.path), staging(run.tokens) as staged:
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", statistics, corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # fails before the text is encoded
-        sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
+        sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)]
         tokenizer = tokenizer.accelerate(sample)
         encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), choice.load_template(recipe))
         if encoder.chats is not None:
             write_atomic(staged / CHAT_TEMPLATE, encoder.chats.source)
-        labels = documents.list_values(corpus, "label") if corpus else []
-        counts, splits = EncodedCounts(), _import_pretokenized(recipe, staged, tokenizer)
-        if corpus is not None and work is not None:
-            context = EncodingContext(recipe.tokens, tuple(recipe.parts), tuple(labels), encoder)
-            engine = tasks.engine_of(recipe)
-            counts, encoded = tasks.encode_corpus(context, engine, corpus, work, staged, storage or staged)
-            splits |= encoded
+        labels = documents.list_values(corpus, "label")
+        context = EncodingContext(recipe.tokens, tuple(recipe.parts), tuple(labels), encoder)
+        engine = tasks.engine_of(recipe)
+        counts, splits = tasks.encode_corpus(context, engine, corpus, work, staged, storage or staged)
         for path in choice.files_to_copy(recipe):
             shutil.copyfile(path, staged / path.name)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
@@ -123,8 +118,8 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         add_packs(TokenStore(staged, manifest), recipe)
         if wanted not in (None, TokenStore(staged, manifest).digest):
             raise BessemerError(
-                f"{run.tokens}: what {corpus or 'the sources'} and the recipe give now is not what the checkpoints were trained "
-                "on. Put the files of the tokens back, or train under another name with --set run.name=NAME"
+                f"{run.tokens}: the tokens made from {corpus} and the recipe differ from those that the checkpoints were "
+                "trained on; restore the files of the tokens, or train under another name with --set run.name=NAME"
             )
         write_json(staged / "manifest.json", manifest)
         stored = {} if storage is None else _publish(staged, storage, inputs, manifest)
@@ -148,38 +143,19 @@ def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]
     return done
 
 
-def _tokenizer(
-    recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: AnyPath | None, work: AnyPath | None
-) -> Tokenizer:
+def _tokenizer(recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: AnyPath, work: AnyPath) -> Tokenizer:
     """Load the tokenizer, or train it unless an interrupted build left it in `work`, and write it to `file`."""
     options = recipe.tokenizer
     if options.path is not None:
         tokenizer = choice.load_tokenizer(recipe)
         write_atomic(file, tokenizer.to_json())
         return tokenizer
-    assert corpus is not None and work is not None  # a recipe without a corpus must set tokenizer.path
     trained = work / file.name
     if not trained.exists():
         sample = tasks.training_sample(recipe, statistics, corpus, work)
         write_file(trained, choice.train_tokenizer(recipe, sample, options.vocabulary or 32_768).to_json().encode())
     copy(trained, file)
     return Tokenizer.load(file, options.end_of_text, choice.mask_token(recipe))
-
-
-def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> Splits:
-    """Write the shards of the sources that other programs tokenized."""
-    tokens, token_bytes, prefix = recipe.tokens, tokenizer.token_bytes(), len(tokenizer.text_prefix)
-    dtype, splits = token_dtype(tokenizer.vocabulary), Splits()
-    for source in tokens.sources:
-        writers = [ShardWriter(folder, f"{source.name}-{split}", dtype, tokens.shard_tokens) for split in SPLITS]
-        for name, ids in pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text):
-            check_stop()
-            writer = writers[documents.is_held_out(name, tokens.seed, tokens.held_out)]
-            writer.add(name, ids, int(token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0))
-        for split, writer in zip(SPLITS, writers, strict=True):
-            writer.close()
-            splits[f"{source.name}/{split}"] = writer.facts()
-    return splits
 
 
 def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
@@ -191,10 +167,10 @@ def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], 
     """
     decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
-    came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
+    came_back = sum(same) / max(len(same), 1)
     close = abs(counts.counted - counts.text) <= BYTES_TOLERANCE * counts.text
     counts_bytes = close and counts.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
-    if not counts_bytes and warns and counts.text:  # a classifier has no bits per byte; imported tokens have no text
+    if not counts_bytes and warns:  # a classifier has no bits per byte
         warn(
             f"the tokenizer's tokens stand for {counts.counted:,} bytes of {counts.text:,}, {counts.unknown:,} of them unknown, "
             f"and {came_back:.0%} of the text comes back from them: bits per byte are not given"

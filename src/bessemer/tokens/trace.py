@@ -1,4 +1,4 @@
-"""Trace a training step or a token to its documents and their positions in the raw files, and back.
+"""Trace a training step to its documents and their positions in the raw files, and back.
 
 Steps and sequences are computed. Documents are looked up in the indexes of the shards, and in the corpus by the
 statistics of its row groups.
@@ -185,37 +185,6 @@ def _named(corpus: Path, name: str) -> str:
     if len(found) > 1:
         raise InputError(f"--document: {name!r} is of {len(found)} documents; name one: {', '.join(found[:NAMED])}")
     return found[0] if found else name
-
-
-def find_token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
-    """Return the document of one token, and the token's position in the document, counted from 0.
-
-    Args:
-        store: The tokens.
-        corpus: The corpus folder of the run.
-        place: SHARD:OFFSET, such as prose-train-00000:12345; the offset counts tokens from 0.
-        text: Include the beginning of the document.
-
-    Raises:
-        InputError: When the shard or the offset does not exist.
-    """
-    name, _, offset = place.rpartition(":")
-    name = name.removesuffix(".bin")
-    shards = sorted(file.removesuffix(".bin") for file in store.manifest["files"] if file.endswith(".bin"))
-    shard = store.shard(f"{name}.bin") if name in shards else None
-    if shard is None or not offset.isdecimal() or int(offset) >= len(shard.tokens):
-        raise InputError(
-            f"--token: {place!r} is no SHARD:OFFSET of a token; the shards are {', '.join(shards[:4])} ..."
-        )
-    number = int(np.searchsorted(shard.offsets, int(offset), side="right")) - 1
-    first = int(shard.offsets[number])
-    return {
-        "token": int(shard.tokens[int(offset)]),
-        "position": int(offset) - first,
-        **find_document(store, corpus, shard.identities[number].tobytes().hex(), text),
-        "shard": shard.path.name,
-        "first_token": first,
-    }
 
 
 def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:

@@ -31,7 +31,6 @@ PROBE = {
     "train": {"steps": 1, "global_batch_tokens": 1024, "micro_batch": 4},
 }  # fmt: skip
 PROBE_VOCABULARY = 1024
-TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
 
 def filled(
@@ -197,13 +196,10 @@ def _bytes_here(recipe: Recipe) -> int:
 def _raw_text(recipe: Recipe) -> tuple[int, int]:
     """Return the total bytes and the number of the sources' files, before cleaning."""
     from bessemer.corpus.readers.files import find
-    from bessemer.tokens.pretokenized import files_of
 
     num_bytes = documents = 0
     for source in recipe.corpus.sources:
         files = find(source)
         total = sum(file.size for file in files)
         num_bytes, documents = num_bytes + min(total, source.max_bytes or total), documents + len(files)
-    for theirs in recipe.tokens.sources:
-        num_bytes += round(TOKEN_BYTES * sum(path.stat().st_size for path in files_of(theirs)))
     return num_bytes, documents

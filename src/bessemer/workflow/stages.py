@@ -58,9 +58,8 @@ def run_all(session: Session, callbacks: Sequence[Callback] = (), *, has_tokens:
 
 
 def build_data(session: Session) -> None:
-    """Build the corpus, if the recipe has one, and the tokens."""
-    if session.recipe.corpus.sources or not session.recipe.tokens.sources:
-        corpus(session)
+    """Build the corpus and the tokens."""
+    corpus(session)
     try:
         tokens(session)
     except DamagedFile:  # a damaged corpus file is noticed only when its documents are read

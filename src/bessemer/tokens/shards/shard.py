@@ -63,7 +63,7 @@ class Shard:
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """All ids of the shard; in a store, an array that fetches single ids and slices (`StoredNumbers`)."""
+        """All ids of the shard; in a store, an array that fetches slices (`StoredNumbers`)."""
         if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
         return self._map(self.stored or self.path, self.dtype)
