@@ -1,8 +1,8 @@
-"""The ways through attention on this device, forward and backward, in turns: time and largest tensor.
+"""Time and largest tensor of each attention implementation on this device, forward and backward.
 
-On a CPU: one fused call a document, a boolean mask over the whole sequence, and softmax written out; windows as chunks of
-queries over the keys they see, and as a mask; soft caps. On CUDA: FlexAttention with a block mask beside the same mask given
-to the fused kernel.
+On a CPU: one fused call per document, a boolean mask over the whole sequence, and an explicit softmax; sliding windows as chunks
+of queries with the keys they attend to, and as a mask; soft caps. On CUDA: FlexAttention with a block mask, and the fused kernel
+with the same mask. The implementations take turns.
 
     python benchmarks/attention.py --json FILE
 """
@@ -30,7 +30,7 @@ BATCH, HEADS, WIDTH = 4, 6, 64
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that any operation gives."""
+    """Dispatch mode that records the bytes of the largest tensor any operation returns."""
 
     bytes = 0
 
@@ -43,7 +43,7 @@ class Largest(TorchDispatchMode):
 
 
 def dense(scope: AttentionScope, length: int, place: torch.device) -> Tensor:
-    """The scope as a boolean mask (B, 1, T, T)."""
+    """Return the scope as a boolean mask of shape (B, 1, T, T)."""
     index = torch.arange(length, device=place)
     allowed = scope.spec.allows(index[:, None], index)[None]
     if scope.documents is not None:
@@ -68,7 +68,7 @@ def main() -> None:
     draw = torch.Generator(place).manual_seed(0)
     shape = (BATCH, HEADS, length, WIDTH)
     q, k, v = (torch.randn(shape, generator=draw, device=place, dtype=dtype, requires_grad=True) for _ in range(3))
-    tokens = torch.randint(0, 300, (BATCH, length), generator=draw, device=place)  # a document of some 300 tokens
+    tokens = torch.randint(0, 300, (BATCH, length), generator=draw, device=place)  # documents of about 300 tokens
     documents = Documents.from_tokens(tokens, end_of_text=0)
     cases = {
         "causal": AttentionScope.of(AttentionSpec(), None, length, place),

@@ -1,8 +1,7 @@
-"""What a checkpoint costs a training: the stall of a step, the slow-down of the steps while a writer works, and the rates of
-saving and loading against the disk's.
+"""Cost of checkpoints: time a step waits, slowdown of steps during a background save, and save and load rates.
 
-Saves in the foreground and in the background take turns with plain steps, so that a noisy machine slows all of them. The step has
-one core less than there are, which is left to the writer.
+Foreground saves, background saves and plain steps take turns, so that a noisy machine slows all of them. The rates are compared
+with the disk's. Training uses one thread fewer than there are cores, which leaves a core to the writer.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ VOCABULARY = 8192
 
 
 def built(layers: int, width: int, tokens: int) -> tuple[Trainer, Batch]:
-    """A step that has been taken once, and its batch."""
+    """Build a trainer, take one step and return the trainer with its batch."""
     recipe = resolve(
         parse(RECIPE.format(tokens=tokens, layers=layers, width=width, mlp=3 * width), "benchmark"), VOCABULARY
     )
@@ -71,7 +70,7 @@ def seconds_of_step(trainer: Trainer, batch: Batch) -> float:
 
 
 def disk_rates(folder: Path, size: int) -> tuple[float, float]:
-    """Bytes/s of writing and syncing a file, and of reading it after the page cache has let go of it."""
+    """Return the bytes/s of writing and syncing a file, and of reading it after it left the page cache."""
     block, path = os.urandom(BLOCK_BYTES), folder / "plain"
     started = perf_counter()
     with open(path, "wb", buffering=0) as file:
@@ -96,7 +95,7 @@ def forget(path: Path) -> None:
 
 
 def measure(trainer: Trainer, batch: Batch, folder: Path, rounds: int) -> dict[str, Any]:
-    """Medians over the rounds; the first save, which allocates memory, stands apart."""
+    """Return the median times of saves, loads and steps. The first save, which allocates memory, is reported separately."""
     tensors = {
         "model": {name: one.detach() for name, one in owned_parameters(trainer.model)},
         "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
@@ -161,11 +160,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=512, help="of a step")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     parser.add_argument("--wait", type=float, default=20.0, help="seconds to wait for idle cores")
-    parser.add_argument("--folder", type=Path, help="where the checkpoints are written; left out: a temporary one")
+    parser.add_argument("--folder", type=Path, help="folder for the checkpoints (default: a temporary one)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     wait_until_idle(given.wait)
@@ -175,12 +174,12 @@ def main() -> None:
     with TemporaryDirectory(dir=given.folder) as folder:
         found = measure(step, batch, Path(folder), given.rounds)
     print(
-        f"{found['bytes'] / 1e6:.0f} MB, a step of {found['step_seconds']:.2f} s\n"
-        f"in the foreground {found['foreground_seconds']:.2f} s, {found['save_share']:.0%} of the disk's rate "
+        f"{found['bytes'] / 1e6:.0f} MB, {found['step_seconds']:.2f} s per step\n"
+        f"foreground save {found['foreground_seconds']:.2f} s, {found['save_share']:.0%} of the disk's rate "
         f"({found['disk_write'] / 1e6:.0f} MB/s)\n"
-        f"in the background the step waits {1e3 * found['stall_seconds']:.0f} ms ({found['stall_share']:.1%} of that; at first "
-        f"{1e3 * found['first_stall_seconds']:.0f} ms); it is written in {found['background_seconds']:.2f} s, steps "
-        f"{found['slowdown']:+.1%} meanwhile\n"
+        f"background save: the step waits {1e3 * found['stall_seconds']:.0f} ms ({found['stall_share']:.1%} of that; first save "
+        f"{1e3 * found['first_stall_seconds']:.0f} ms); written in {found['background_seconds']:.2f} s, steps "
+        f"{found['slowdown']:+.1%} slower meanwhile\n"
         f"verified and loaded in {found['load_seconds']:.2f} s, {found['load_share']:.0%} of the disk's rate "
         f"({found['disk_read'] / 1e6:.0f} MB/s)"
     )

@@ -1,6 +1,6 @@
-"""What a busy neighbour costs a training step on two threads, with GNU OpenMP's default spin and with a short one.
+"""Time of a training step on two threads next to a busy process, with OpenMP's default spin and shorter ones.
 
-Takes the demo's step in a process of its own for each setting, alone and beside a process that keeps one core busy.
+Runs the step of the demo in a separate process per setting, once alone and once next to a process that keeps one core busy.
 
     python benchmarks/contention.py --json FILE
 """
@@ -62,7 +62,7 @@ def step_seconds(settings: dict[str, str], seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
                     busy.kill()
     for name, found in rows.items():
         shown = ", ".join(f"{situation} {median(seconds) * 1e3:.0f} ms" for situation, seconds in found.items())
-        print(f"{name:<24} {shown} a step")
+        print(f"{name:<24} {shown} per step")
     if given.json:
         given.json.write_text(json.dumps({"machine": describe(), "step_seconds": rows}, indent=1) + "\n")
 

@@ -1,9 +1,9 @@
-"""A corpus as a whole beside datatrove: read JSONL, one rule set, MinHash deduplication, encode; MB of text per CPU-second.
+"""A corpus from JSONL to token shards, compared with datatrove, in MB of text per CPU-second.
 
-Real documents with exact and near copies planted (as in dedup.py). Both sides are commands in processes of their own with
-one worker, from JSONL to token shards, and are charged everything: start, imports, compiled code taken from its cache.
-Both may keep Python's byte code, as an installed package does. Without --tokenizer one is trained before (32,000 ids, GPT-4's
-pattern) and both use it.
+The pipeline reads JSONL, applies one rule set, removes near duplicates with MinHash and encodes. The input is real documents with
+exact and near copies planted (see dedup.py). Both sides run as commands in separate processes with one worker, and all their CPU
+time counts, including start and imports. Compiled code comes from its cache and Python may keep its byte code, as for an
+installed package. Without --tokenizer the script first trains one (32,000 ids, the pattern of GPT-4), which both sides use.
 
     python benchmarks/corpus.py [FOLDER ...] --datatrove-python VENV/bin/python --json FILE
 """
@@ -73,7 +73,7 @@ def main() -> None:
         work = Path(folder)
         recipe = prepared(work, records, given.tokenizer, given.end_of_text)
         bessemer = [sys.executable, "-m", "bessemer"]
-        for name in ("corpus", "tokens"):  # compiles once, and leaves byte code
+        for name in ("corpus", "tokens"):  # compiles kernels once and writes byte code
             subprocess.run([*bessemer, name, recipe], check=True, env=environment, capture_output=True)
         subprocess.run(["rm", "-r", work / "benchmark"], check=True)
         parts = {name: timed([*bessemer, name, str(recipe)], environment) for name in ("corpus", "tokens")}
@@ -94,7 +94,7 @@ def main() -> None:
             seconds = timed([given.datatrove_python, str(script), str(work / "job.json")], environment)
             facts = json.loads((work / "peer" / "answer.json").read_text())
             sides["datatrove"] = {"cpu_seconds": {"all": seconds}, **facts}
-    print(f"{size:.1f} MB, {len(records)} documents, one worker each")
+    print(f"{size:.1f} MB, {len(records)} documents, one worker per side")
     rates = {name: size / sum(side["cpu_seconds"].values()) for name, side in sides.items()}
     for name, side in sides.items():
         print(
@@ -109,14 +109,14 @@ def main() -> None:
 
 
 def corpus_of(folders: list[Path], size: float) -> list[dict[str, str]]:
-    """So many MB of real documents, and the copies planted among them."""
+    """Return about `size` MB of real documents, with planted copies among them."""
     found = folders or [Path(sysconfig.get_paths()[name]) for name in ("purelib", "stdlib")]
     records, _, _ = planted(documents(found, int(size * 1e6)), 0)
     return records
 
 
 def megabytes(records: list[dict[str, str]]) -> float:
-    """10^6 bytes of text."""
+    """Return the size of the texts in units of 10^6 bytes."""
     return sum(len(record["text"].encode()) for record in records) / 1e6
 
 
@@ -127,7 +127,7 @@ def tokenizer_of(work: Path, given: Path | None) -> Path:
 def prepared(
     work: Path, records: list[dict[str, str]], tokenizer: Path | None, end_of_text: str = END, workers: int = 1
 ) -> Path:
-    """The input and the recipe in a folder; gives the recipe. A tokenizer that is not given is trained."""
+    """Write the input, the tokenizer and the recipe, and return the recipe's path. Trains a tokenizer where none is given."""
     from bessemer.tokens.tokenizer import Tokenizer
 
     (work / "input").mkdir()
@@ -144,7 +144,7 @@ def prepared(
 
 
 def timed(command: list[str], environment: dict[str, str]) -> float:
-    """CPU seconds of a command and its children."""
+    """Return the CPU seconds of a command and its children."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""A crawl's recipe on a Ray cluster whose driver or workers are killed at random moments, against one quiet process.
+"""A corpus on a Ray cluster whose driver or workers are killed at random, compared with one undisturbed process.
 
-The crawl is a WARC file of pages made from Python's library, with near copies and repeated lines planted; the recipe extracts,
-identifies languages, applies rules, removes low quality, near duplicates and repeated lines. A driver that was killed
-is started again. Prints what was killed after which task, and whether the corpora are equal, file by file.
+The crawl is a WARC file of pages made from Python's library, with near copies and repeated lines planted. The recipe extracts
+text, identifies languages, applies rules, and removes low quality, near duplicates and repeated lines. A killed driver is started
+again. Prints what was killed after which task, and whether the corpora are equal, file by file.
 
     python benchmarks/corpus_kills.py [--kills 10] [--megabytes 6] [--seed 0] [--json FILE]
 """
@@ -59,7 +59,7 @@ PAGE = "<html><head><title>{title}</title></head><body><main>{body}</main></body
 
 
 def texts(megabytes: float) -> list[str]:
-    """Prose and code of Python's library."""
+    """Return about `megabytes` MB of prose and code from Python's library."""
     found, size = [], 0.0
     for path in sorted(Path(json.__file__).parent.parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -72,7 +72,7 @@ def texts(megabytes: float) -> list[str]:
 
 
 def make_crawl(folder: Path, megabytes: float, draw: random.Random) -> None:
-    """A file of the crawl, and texts that are good."""
+    """Write the crawl as one WARC file, and a folder of good texts for the quality classifier."""
     (folder / "crawl").mkdir()
     (folder / "good").mkdir()
     there = texts(megabytes)
@@ -98,14 +98,14 @@ def make_crawl(folder: Path, megabytes: float, draw: random.Random) -> None:
 
 
 def build(recipe: Path, run: Path) -> None:
-    """A build whose work is cut finely."""
+    """Build the corpus with small parts, partitions and buckets, so that there are many tasks to kill."""
     parts.LEAST_PART_BYTES, partition.PARTITION_BYTES, partition.BUCKET_BYTES = 1 << 18, (1 << 18, 1 << 18), 1 << 19
-    task.MEBIBYTE = 1 << 10  # several ranges of keys
+    task.MEBIBYTE = 1 << 10  # several key ranges
     pipeline.build(parse(recipe.read_text(), "kills"), RunDirectory(run))
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Of each file of the corpus; of quality.json without its seconds."""
+    """Return the hash of each file of the corpus, with the `seconds` of quality.json left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "stage.json":
@@ -117,14 +117,14 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def look(run: Path, seen: dict[str, None]) -> None:
-    """Note the receipts of finished tasks in the work folder, in the order in which they were found."""
+    """Record the receipts of newly finished tasks in the work folder, in the order of their times."""
     with contextlib.suppress(FileNotFoundError):  # a folder was renamed meanwhile
         for path in sorted(run.glob("corpus.work/*/**/stage.json"), key=lambda path: path.stat().st_mtime):
             seen.setdefault(str(path.parent.relative_to(run / "corpus.work")))
 
 
 def kill_worker(draw: random.Random) -> bool:
-    """Kill one of the Ray workers that do a task of the corpus."""
+    """Kill a random Ray worker that is running a corpus task; return False if there is none."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -137,12 +137,16 @@ def kill_worker(draw: random.Random) -> bool:
 
 
 def start(recipe: Path, run: Path) -> subprocess.Popen[bytes]:
-    """A driver."""
+    """Start a driver in a separate process."""
     return subprocess.Popen([sys.executable, __file__, "--build", str(recipe), str(run)], start_new_session=True)
 
 
 def torment(recipe: Path, run: Path, kills: int, num_tasks: int, draw: random.Random) -> list[dict[str, str]]:
-    """Build until it is finished, with so many kills spread over the tasks; what was killed, and the task that had ended last."""
+    """Build until the corpus is finished while `kills` random kills happen, spread over the tasks.
+
+    Returns:
+        For each kill, what was killed and the last task that had ended before it.
+    """
     moments = sorted(draw.sample(range(num_tasks * 9 // 10), kills))
     done: list[dict[str, str]] = []
     seen: dict[str, None] = {}
@@ -162,7 +166,7 @@ def torment(recipe: Path, run: Path, kills: int, num_tasks: int, draw: random.Ra
         if driver.returncode == 0:
             return done
         if driver.returncode != -signal.SIGKILL:
-            raise SystemExit(f"the driver ended with {driver.returncode}")
+            raise SystemExit(f"the driver ended with exit code {driver.returncode}")
 
 
 def main() -> None:
@@ -190,7 +194,7 @@ def main() -> None:
             time.sleep(0.05)
             look(quiet, seen)
         if driver.returncode:
-            raise SystemExit("the quiet build failed")
+            raise SystemExit("the undisturbed build failed")
         seconds = {"quiet": round(time.monotonic() - started, 1)}
         cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         cluster.add_node(num_cpus=1)
@@ -217,7 +221,9 @@ def main() -> None:
     if given.json:
         given.json.write_text(text + "\n")
     if not facts["equal"] or len(kills) < given.kills:
-        raise SystemExit("the corpora differ" if not facts["equal"] else "finished before all kills; more --megabytes")
+        raise SystemExit(
+            "the corpora differ" if not facts["equal"] else "the build finished before all kills: raise --megabytes"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Peak memory of the corpus stage on an input of a given size, made from text on this machine.
+"""Peak memory of the corpus stage on a generated input of a given size.
 
     python benchmarks/corpus_memory.py [--gib 1] [--workers 2] [--engine local] [--keep FOLDER]
 
-The input is JSONL of Python files and documentation found in the running Python, copied with changed words until the size
-is reached, so that most copies are neither exact nor near duplicates. Memory is the sum of the proportional set sizes (PSS)
-of this process and its children, sampled four times a second: shared pages count once. Time is CPU time of all processes.
+The input is JSONL of the Python files of this installation, copied with changed words until it has the given size, so that most
+copies are neither exact nor near duplicates. Memory is the sum of the proportional set sizes (PSS) of this process and its
+children, sampled four times per second: shared pages count once. Time is the CPU time of all processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str, object]:
-    """Build a corpus of so many bytes; bytes, documents, CPU seconds and peak bytes."""
+    """Build a corpus from `num_bytes` of input and return its documents, CPU seconds and peak memory."""
     from bessemer.corpus import pipeline
     from bessemer.recipe import parse
     from bessemer.run.directory import RunDirectory
@@ -77,7 +77,7 @@ def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str
 
 
 def write_input(folder: Path, num_bytes: int) -> None:
-    """JSONL files of 256 MiB at the most, about `num_bytes` in all."""
+    """Write about `num_bytes` of JSONL in files of at most 256 MiB."""
     folder.mkdir(parents=True)
     paths = sysconfig.get_paths()
     texts = []
@@ -96,7 +96,7 @@ def write_input(folder: Path, num_bytes: int) -> None:
             while size < min(256 << 20, num_bytes - written):
                 text = texts[copy % len(texts)]
                 turn = copy // len(texts)
-                if turn:  # the same words under other names: another text, with the same shape
+                if turn:  # Changed words make another text of the same shape.
                     ending = "".join(random.Random(turn).choices("aeiou", k=2))
                     text = word.sub(lambda found, ending=ending: found[0] + ending, text)
                 size += file.write(json.dumps({"text": text, "copy": copy}) + "\n")
@@ -106,7 +106,7 @@ def write_input(folder: Path, num_bytes: int) -> None:
 
 
 class Sampler:
-    """Peak of the memory of this process and all its descendants."""
+    """Context manager that samples the memory of this process and its descendants and keeps the peak."""
 
     def __enter__(self) -> Sampler:
         self.peak = self.processes = 0
@@ -128,7 +128,7 @@ class Sampler:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and everything that it or its children started."""
+    """Return the process id and those of all its descendants."""
     found = [pid]
     for one in found:
         try:
@@ -140,7 +140,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Proportional set size: private pages, and shared ones divided by their users. 0 for a process that has ended."""
+    """Return a process's proportional set size: private pages plus its share of shared ones. 0 for an ended process."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -149,7 +149,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of children that have ended."""
+    """Return the CPU time of this process and of its ended children."""
     usages = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

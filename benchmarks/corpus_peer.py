@@ -1,8 +1,8 @@
-"""The peer's side of corpus.py: datatrove's filter, its four MinHash stages and its tokenizer, one task after the other.
+"""datatrove's side of corpus.py: a filter, the four MinHash stages and the tokenizer, run in sequence.
 
     PYTHON benchmarks/corpus_peer.py JOB.json
 
-The job names the input folder, a work folder, the tokenizer.json and its end-of-text token.
+The job file names the input folder, a work folder, the tokenizer.json and its end-of-text token.
 """
 
 from __future__ import annotations

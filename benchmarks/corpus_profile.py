@@ -1,7 +1,8 @@
-"""Where the CPU time of a corpus goes, by stage of work: the JSONL of corpus.py through `bessemer corpus` in one worker.
+"""CPU time of `bessemer corpus` by stage of work, for the JSONL of corpus.py in one worker.
 
-The functions of each stage are timed where the pipeline calls them, without what they call of other stages; what no stage has is
-`the rest`. A first run compiles; then the medians of the rounds, each a process of its own, whose start is a stage too.
+Wraps the functions of each stage where the pipeline calls them. The time of a stage excludes the stages called inside it; time
+outside all stages is `the rest`. The first run compiles and is not counted. The result is the median of the rounds, each of which
+is a separate process.
 
     python benchmarks/corpus_profile.py [FOLDER ...] [--megabytes MB] [--json FILE]
 """
@@ -27,24 +28,24 @@ RESULTS = Path(__file__).parent / "results" / "corpus_profile.json"
 STAGES = {
     "reading": "JSON, encodings, keys of records",
     "normalising": "NFC, line ends, control characters",
-    "words": "cutting texts into words for the rules",
+    "words": "splitting texts into words for the rules",
     "rules": "Gopher repetition and the basic rules, without the words",
     "folding and hashing": "identity, BLAKE2b of the folded text, columns",
     "signatures": "140 MinHash values over 5-word shingles",
     "tables and files": "Arrow tables and Parquet of partitions",
     "near duplicates": "the search: exact copies, LSH, verification",
-    "publishing": "a bucket read, decided and written again",
+    "publishing": "reading, filtering and writing buckets",
     "start": "until the first partition begins: Python, imports, recipe, listing",
 }
 
 
 class Profile:
-    """CPU seconds of stages, each without those within it."""
+    """Timer of CPU seconds per stage, without the stages nested in it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._running: list[str] = ["start"]
-        self._since = 0.0  # of the process
+        self._since = 0.0  # CPU seconds of the process at the last change of stage
 
     def enter(self, stage: str) -> None:
         self._charge()
@@ -73,7 +74,7 @@ class Profile:
         return run
 
     def each(self, stage: str, work: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-        """The same for a function that yields."""
+        """Wrap a function that yields, like `timed`."""
 
         def run(*given: Any) -> Iterator[Any]:
             found = work(*given)
@@ -85,7 +86,7 @@ class Profile:
 
 
 def profile_run(recipe: str) -> dict[str, float]:
-    """Seconds of each stage of `bessemer corpus` in this process."""
+    """Run `bessemer corpus` in this process and return the seconds of each stage."""
     from bessemer.cli import run_command
     from bessemer.corpus import partition, publish
     from bessemer.corpus.dedup import search, signatures
@@ -112,10 +113,12 @@ def profile_run(recipe: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--megabytes", type=float, default=60, help="before a quarter of them is copied in")
+    parser.add_argument(
+        "--megabytes", type=float, default=60, help="MB of text before copies of a quarter of it are added"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=RESULTS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # runs one profile in this process
     given = parser.parse_args()
     if given.one is not None:
         print(json.dumps(profile_run(given.one)))

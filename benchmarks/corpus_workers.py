@@ -1,8 +1,8 @@
-"""Wall time of a corpus and its token shards with one worker and with two, and whether both give the same files.
+"""Wall time of a corpus and its token shards with one worker and with two, and a check that the files are equal.
 
-The commands of corpus.py, from JSONL to token shards, in turns; medians of the rounds. Each turn waits for idle cores, at most
---idle seconds, and says how much of the machine's time other work took while it ran: what two workers gain is bounded by what
-the machine has free, and a turn beside busy neighbours says nothing about them.
+Runs the commands of corpus.py, from JSONL to token shards, in turns and takes medians. Each turn waits for idle cores, at most
+--idle seconds, and records which share of the machine other processes used meanwhile. Free cores bound the gain of two workers,
+so a turn on a busy machine says nothing about them.
 
     python benchmarks/corpus_workers.py [FOLDER ...] --json FILE
 """
@@ -32,7 +32,9 @@ COMMANDS = ("corpus", "tokens")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--megabytes", type=float, default=60, help="before a quarter of them is copied in")
+    parser.add_argument(
+        "--megabytes", type=float, default=60, help="MB of text before copies of a quarter of it are added"
+    )
     parser.add_argument("--workers", type=int, nargs=2, default=(1, 2))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=float, default=30, help="seconds to wait for idle cores before a turn")
@@ -48,7 +50,7 @@ def main() -> None:
         recipe = prepared(work, records, None)
         runs = work / "benchmark"
         made = set()
-        run(["corpus", str(recipe)])  # compiles once
+        run(["corpus", str(recipe)])  # compiles kernels once
         for number in range(given.rounds):
             for workers in given.workers if number % 2 == 0 else given.workers[::-1]:
                 shutil.rmtree(runs)
@@ -59,7 +61,7 @@ def main() -> None:
                         rows[str(workers)][name][kind].append(round(value, 2))
                 made.add(outcome(runs))
     same = len(made) == 1
-    print(f"{size:.1f} MB of text, {len(records)} documents, {given.rounds} rounds; the same files every time: {same}")
+    print(f"{size:.1f} MB of text, {len(records)} documents, {given.rounds} rounds; equal files in every round: {same}")
     gains = {}
     for name in COMMANDS:
         one, many = (rows[str(workers)][name] for workers in given.workers)
@@ -76,7 +78,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> tuple[float, float, float]:
-    """Seconds of wall time and of CPU time of a command with its children; the share of all cores that others took."""
+    """Run a command and return its wall seconds, CPU seconds with children, and the share of all cores that others used."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, machine, started = resource.getrusage(resource.RUSAGE_CHILDREN), ticks(), perf_counter()
@@ -90,12 +92,12 @@ def run(arguments: list[str]) -> tuple[float, float, float]:
     if machine is None or later is None:
         return wall, cpu, float("nan")
     spent = [late - early for early, late in zip(machine, later, strict=True)]
-    busy = (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")  # without idle, and waiting for the disk
+    busy = (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")  # without idle time and waiting for the disk
     return wall, cpu, max(busy - cpu, 0.0) / (wall * (os.cpu_count() or 1))
 
 
 def outcome(runs: Path) -> str:
-    """Hash of the documents, the rejects and the shards."""
+    """Return a hash over documents, rejects and shards."""
     found = sha256()
     for place in ("corpus/documents", "corpus/rejected", "tokens"):
         for path in sorted((runs / place).iterdir()):

@@ -1,23 +1,22 @@
-"""Near deduplication end to end beside datatrove's four stages: MB of text per CPU-second, recall, precision.
+"""Near deduplication compared with datatrove's four stages: MB of text per CPU-second, recall, precision.
 
-Real documents (Python code, package descriptions, texts below the folders given) in JSONL, with exact and near copies
-planted: 10% each; near ones by replacing words, of a Jaccard drawn evenly from 0.55 to 0.98. Both sides read the JSONL
-and write the JSONL of what stays. The truth is computed, not estimated: the Jaccard of the shingles of each planted pair,
-and by an exact join of all pairs from 0.7 on, once with our words and once with datatrove's; each side is judged by
-its own.
+The input is real documents (Python code, package descriptions, texts in the given folders) as JSONL, with 10% exact and 10% near
+copies planted. Near copies have words replaced, with a Jaccard similarity drawn uniformly from 0.55 to 0.98. Both sides read the
+JSONL and write the JSONL of the kept documents. The truth is computed, not estimated: the Jaccard of the shingles of each planted
+pair, and an exact join of all pairs with 0.7 or more, once for our split into words and once for datatrove's. Each side is judged
+by its own split.
 
-Recall (planted): of the planted near copies of a true Jaccard of 0.8 or more, the share of which the copy or its original
-went. Exact copies are told apart; recall (all) is over every
-pair of documents from 0.8 on, planted or not, exact or near.
-Precision: of the documents removed as near duplicates, the share that has a true Jaccard of 0.8 or more with another
-document that stays or went for the same one. Documents with equal text (case and white space folded) among them count once
-and are no partners of each other, so that exact copies neither raise nor lower it. Beside it stand the share with a partner
-from 0.7 on, and the share whose partner is the document that stays (connected components are chains: A like B, B like C).
+Recall (planted): among planted near copies with a true Jaccard of 0.8 or more, the share in which the copy or its original was
+removed. Exact copies are reported separately. Recall (all) covers every pair with 0.8 or more, planted or not, exact or near.
+Precision: among documents removed as near duplicates, the share that has a true Jaccard of 0.8 or more with another document that
+was kept or removed for the same one. Documents with equal text (case and white space folded) count once and are no partners of
+each other, so that exact copies neither raise nor lower it. Two more shares are reported: with a partner of 0.7 or more, and with
+the kept document as partner (connected components are chains: A resembles B, B resembles C).
 
     python benchmarks/dedup.py [FOLDER ...] --datatrove-python VENV/bin/python --json FILE
 
-CPU seconds of the process, one thread, without imports and compilation (a small round goes before); ours the median of
-three rounds, the peer's of one.
+Reports CPU seconds of the process on one thread, without imports and compilation (a small round runs first): the median of three
+rounds for Bessemer, one round for the peer.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ SETTINGS = {
     "14 x 8, estimated at 0.7": Dedup(bands=14, rows=8, verify=False, min_jaccard=0.7),
 }
 PEER_SETTINGS = ((14, 8), (20, 7))
-"""Bands and rows of datatrove: its default, and ours."""
+"""(bands, rows) of datatrove: its default, and Bessemer's."""
 
 ROUNDS = 3
 TABLE_BYTES = 4 << 20
 
 
 def documents(folders: Sequence[Path], num_bytes: int) -> list[str]:
-    """Real texts, in an order that the hash of their path gives, until there are so many bytes."""
+    """Return at least `num_bytes` of real texts, in an order given by the hash of their paths."""
     found = [
         path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES or path.name == "METADATA"
     ]
@@ -89,7 +88,7 @@ def documents(folders: Sequence[Path], num_bytes: int) -> list[str]:
 
 
 def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pair], list[Pair]]:
-    """Records with 10% exact and 10% near copies among them; and which are copies of which: exact, near."""
+    """Return records with 10% exact and 10% near copies, and the pairs of original and copy: exact, near."""
     draw = random.Random(seed)
     count = len(texts) // 8
     chosen = draw.sample(range(len(texts)), 2 * count)
@@ -97,7 +96,7 @@ def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pai
     for number in chosen[count:]:
         wanted = draw.uniform(0.55, 0.98)
         words = texts[number].split(" ")
-        # A word changes 5 shingles: with c changes among n words the Jaccard is about (n - 5 c) / (n + 5 c).
+        # A changed word changes 5 shingles: with c changes in n words the Jaccard is about (n - 5 c) / (n + 5 c).
         changes = max(round(len(words) * (1 - wanted) / (1 + wanted) / 5), 1)
         for place in draw.sample(range(len(words)), min(changes, len(words))):
             words[place] = f"w{draw.getrandbits(40):x}"
@@ -115,7 +114,7 @@ def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pai
 
 @dataclass(frozen=True)
 class JsonlPart(DocumentPart):
-    """Documents of a JSONL file."""
+    """The documents of a JSONL file as a part of a corpus."""
 
     path: Path
     num_documents: int
@@ -125,7 +124,7 @@ class JsonlPart(DocumentPart):
         return self.num_documents
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Tables of identities and texts."""
+        """Yield tables of identities and texts."""
         names: list[str] = []
         texts: list[str] = []
         num_bytes = 0
@@ -149,14 +148,14 @@ def _table(names: list[str], texts: list[str]) -> pa.Table:
 
 
 class Found(NamedTuple):
-    """What was decided: for each document that went the one that stays instead, and the counts."""
+    """Removed documents, each with the kept document it duplicates, and the counts by kind."""
 
     keepers: dict[str, str]
     removed: dict[str, int]
 
 
 def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple[float, Found]:
-    """CPU seconds from the JSONL to the JSONL of what stays, and what was decided."""
+    """Deduplicate JSONL with Bessemer and return the CPU seconds from JSONL to JSONL, and the decisions."""
     scratch = target.parent / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     part = JsonlPart(source, len(names))
@@ -174,7 +173,7 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
 
 
 def our_outcome(found: Found, names: list[str], target: Path) -> Outcome:
-    """By document; what stays as it was written out."""
+    """Return the outcome per document; the kept documents are read from the written file."""
     with target.open(encoding="utf-8") as file:
         kept = {line[8:40] for line in file}
     numbers = {name: number for number, name in enumerate(names)}
@@ -182,7 +181,7 @@ def our_outcome(found: Found, names: list[str], target: Path) -> Outcome:
 
 
 def edits(source: Path, folder: Path) -> dict[str, float]:
-    """CPU seconds and characters removed of repeated lines, reading included."""
+    """Return the CPU seconds of removing repeated lines, reading included, and the characters removed."""
     started, part = process_time(), JsonlPart(source, 0)
     place = folder / f"lines-{source.stem}"
     removed = run_step(LineStep(lines=True), CorpusDocuments([part], place, ""))["statistics"]["removed_characters"]
@@ -190,7 +189,7 @@ def edits(source: Path, folder: Path) -> dict[str, float]:
 
 
 def kernels(texts: list[str]) -> dict[str, float]:
-    """MB per CPU-second of signatures alone, of folded texts: our kernel, and Daft's expression where Daft is installed."""
+    """Return MB per CPU-second of signatures of folded texts, for our kernel and for Daft's where it is installed."""
     folded = [fold(text) for text in texts]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     rates = {"bessemer": megabytes / median(_seconds(lambda: signatures(folded, Dedup())) for _ in range(ROUNDS))}
@@ -212,14 +211,14 @@ def _seconds(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class RandomPart:
-    """Documents of random signatures, 10% of them near copies of another. first: of the documents."""
+    """Documents with random signatures, of which 10% are near copies of another one."""
 
     first: int
     size: int
     corpus: str = ""
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """One table without texts."""
+        """Yield one table without texts."""
         num_hashes = Dedup().bands * Dedup().rows
         rng, count = np.random.default_rng(self.first), self.size
         signed = rng.integers(0, 1 << 32, (count, num_hashes), dtype=np.uint32)
@@ -236,8 +235,8 @@ class RandomPart:
 
 
 def scale(num_documents: int, folder: Path) -> dict[str, float]:
-    """Peak memory and CPU seconds for so many random signatures, 10% of them planted near copies of another."""
-    step, size = DuplicateStep(verify=False), 100_000  # there are no texts to read again
+    """Return peak memory and CPU seconds for `num_documents` random signatures, with 10% planted near copies."""
+    step, size = DuplicateStep(verify=False), 100_000  # without texts there is nothing to verify
     parts = [RandomPart(start, min(size, num_documents - start)) for start in range(0, num_documents, size)]
     before = peak_mib()
     started = process_time()
@@ -252,7 +251,7 @@ def scale(num_documents: int, folder: Path) -> dict[str, float]:
 
 
 def peak_mib() -> float:
-    """Largest resident set of this process so far (Linux); getrusage would count that of the process it came from."""
+    """Return the largest resident set of this process so far (Linux). `getrusage` would include that of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
@@ -260,9 +259,9 @@ def peak_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="default: the standard library and site-packages")
-    parser.add_argument("--megabytes", type=float, default=20.0, help="of text before copies are planted")
-    parser.add_argument("--datatrove-python", type=Path, help="a Python with datatrove[processing,io] and spacy")
-    parser.add_argument("--scale", type=int, default=1_000_000, help="documents of the memory test; 0: without it")
+    parser.add_argument("--megabytes", type=float, default=20.0, help="MB of text before copies are planted")
+    parser.add_argument("--datatrove-python", type=Path, help="Python with datatrove[processing,io] and spacy")
+    parser.add_argument("--scale", type=int, default=1_000_000, help="documents of the memory test (0 skips it)")
     parser.add_argument("--scale-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -281,7 +280,7 @@ def main() -> None:
 
 
 def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Both sides over the same file."""
+    """Run both sides on the same file and return their results."""
     folders = given.folders or [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib")]
     texts = documents(folders, int(given.megabytes * 1e6))
     records, exact, near = planted(texts, 0)
@@ -323,7 +322,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         print(
             f"  {row['side']:<44} {row['mb_per_cpu_second']:6.2f} MB/CPU-s ({row.get('times_the_peer', 1):.1f})  recall: "
             f"near {told['near']}, exact {told['exact']}, all pairs {told['all']}; precision {row['precision']:.2%} of "
-            f"{row['removed_near']} (from 0.7 on {row['precision_at_0.7']:.2%}, to what stays {row['precision_to_kept']:.2%})"
+            f"{row['removed_near']} (at 0.7 {row['precision_at_0.7']:.2%}, to the kept document {row['precision_to_kept']:.2%})"
         )
     cut = edits(source, folder)
     cut["mb_per_cpu_second"] = megabytes / cut["cpu_seconds"]
@@ -348,7 +347,7 @@ def judged(
     exact: list[Pair],
     near: list[Pair],
 ) -> dict[str, Any]:
-    """Recall over planted near copies, planted exact copies and all pairs from ALIKE on; precision."""
+    """Return the recall of planted near copies, planted exact copies and all pairs with `ALIKE` or more, and the precision."""
     true = {pair: share for pair in near if (share := jaccard(sets[pair[0]], sets[pair[1]])) >= ALIKE}
     return {
         "near": recall(outcome, true),
@@ -368,7 +367,7 @@ def datatrove(
     bands: int,
     in_band: int,
 ) -> dict[str, Any]:
-    """Its four stages with the same shingles, judged by its own words."""
+    """Run datatrove's four stages with the same shingle size and judge them by datatrove's split into words."""
     work = folder / f"peer-{bands}"
     job = {
         "input": str(folder / "input"), "work": str(work), "answer": str(folder / "answer.json"),
@@ -381,7 +380,7 @@ def datatrove(
     shingles = np.load(folder / "shingles.npz")
     sets = [shingles[name] for name in names]
     kept = set(answer["kept"])
-    # A document without a cluster is one by itself.
+    # A document without a cluster is its own component.
     component = [answer["clusters"].get(name, -1 - number) for number, name in enumerate(names)]
     return {
         "side": f"datatrove {answer['version']}, {bands} x {in_band}",

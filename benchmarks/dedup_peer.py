@@ -1,11 +1,11 @@
-"""datatrove's four MinHash stages over JSONL files, in the Python that has datatrove; called by dedup.py.
+"""datatrove's four MinHash stages over JSONL files; dedup.py runs this in datatrove's Python.
 
     python dedup_peer.py JOB.json
 
-The job names the input folder, a work folder, bands, rows and where the answer goes. CPU seconds of each stage are
-this process's own (one task, one worker: all in this process), without imports. Not timed are what dedup.py judges by: the
-clusters, by doing the third stage once more with their numbers written out, and the shingle sets, from which it computes
-which pairs are alike by datatrove's own words.
+The job file names the input folder, a work folder, bands, rows and the path of the answer. The CPU seconds of each stage are
+those of this process (one task, one worker), without imports. Two results that dedup.py needs for judging are not timed: the
+clusters, from a second run of the third stage that writes their numbers, and the shingle sets, which give the similar pairs by
+datatrove's split into words.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
     ]
     clusters = MinhashDedupCluster(str(work / "buckets"), str(work / "clusters"), config=config, save_cluster_id=True)
     LocalPipelineExecutor([clusters], tasks=1, workers=1, logging_dir=str(work / "logs" / "ids")).run()
-    # Pairs of 32-bit numbers: the document's place in the input (one task), its cluster.
+    # Pairs of 32-bit numbers: the index of the document in the input (one task), and its cluster.
     numbers = np.fromfile(work / "clusters" / "000000.clusters", dtype="<u4").reshape(-1, 2)
     sets = {}
     for path in sorted(Path(job["input"]).glob("*.jsonl")):

@@ -1,4 +1,4 @@
-"""What is true of planted documents, and how a side that removed some of them is judged; dedup.py says the terms."""
+"""Exact similar pairs, and recall and precision of a deduplication. dedup.py defines the terms."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import numpy as np
 Pair = tuple[int, int]
 
 ALIKE = 0.8
-"""Jaccard from which two documents are near duplicates (issue: recall for J >= 0.8)."""
+"""Jaccard similarity from which two documents are near duplicates."""
 
 LEAST = 0.7
-"""Jaccard from which pairs are known at all, for settings that remove from there on."""
+"""Jaccard similarity from which pairs are computed, for settings that remove from there on."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a side did, by document in the order of the input."""
+    """The decisions of one side, per document in input order."""
 
     component: Sequence[int]
-    """Documents of one number went in favour of one document; any numbers."""
+    """Number of the group per document: of each group, all but one document are removed."""
     stays: Sequence[bool]
 
 
 def alike_pairs(sets: Sequence[np.ndarray], least: float) -> dict[Pair, float]:
-    """All pairs of sets with a Jaccard of `least` or more, exactly: such a pair shares one of the rarest elements
-    (prefix filter, Chaudhuri et al. 2006)."""
+    """Return all pairs of sets whose Jaccard is `least` or more, exactly.
+
+    Two similar sets share one of their rarest elements (prefix filter, Chaudhuri et al. 2006).
+    """
     values, counts = np.unique(np.concatenate(sets), return_counts=True)
     by_prefix: dict[int, list[int]] = {}
     pairs: dict[Pair, float] = {}
@@ -51,13 +53,13 @@ def alike_pairs(sets: Sequence[np.ndarray], least: float) -> dict[Pair, float]:
 
 
 def jaccard(left: np.ndarray, right: np.ndarray) -> float:
-    """Of two sorted arrays without repetition."""
+    """Return the Jaccard similarity of two sorted arrays without repeated values."""
     shared = len(np.intersect1d(left, right, assume_unique=True))
     return shared / max(len(left) + len(right) - shared, 1)
 
 
 def recall(outcome: Outcome, pairs: Mapping[Pair, float]) -> dict[str, float]:
-    """Share of the pairs of which one document stays at most."""
+    """Return the share of pairs of which at most one document is kept."""
     found = {(one, other): not (outcome.stays[one] and outcome.stays[other]) for one, other in pairs}
     hard = [found[pair] for pair, share in pairs.items() if share < ALIKE + 0.05]
     return {
@@ -69,11 +71,15 @@ def recall(outcome: Outcome, pairs: Mapping[Pair, float]) -> dict[str, float]:
 
 
 def precision(outcome: Outcome, texts: Sequence[str], alike: Mapping[Pair, float]) -> dict[str, float]:
-    """What was removed as a near duplicate, and the shares of it that have a partner.
+    """Return how many documents were removed as near duplicates, and the shares of them that have a partner.
 
-    texts: case and white space folded; alike: all pairs from LEAST on. Of documents with equal text in one component
-    one counts, the one that stays or else the first: the others are exact copies. A partner is a document of another
-    text in the same component; to_kept asks that it be the one that stays.
+    Among documents with equal text in one component one counts: the kept one, or else the first. The others are exact copies. A
+    partner is a document with another text in the same component; `precision_to_kept` counts only a kept partner.
+
+    Args:
+        outcome: The decisions to judge.
+        texts: Text per document, case and white space folded.
+        alike: All pairs with a Jaccard of `LEAST` or more.
     """
     counted: dict[tuple[int, str], int] = {}
     for number, (component, stays) in enumerate(zip(outcome.component, outcome.stays, strict=True)):

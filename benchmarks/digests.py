@@ -1,11 +1,11 @@
-"""Losses and hashes of small runs, to compare two commits: a refactoring leaves all of them equal.
+"""Hashes of losses, shards and weights of small runs, to compare two commits: a refactoring keeps all equal.
 
-Each case is a recipe on made-up text: families, objectives, optimizers, precisions and layouts. The script trains it with the
-package that Python imports, and records the SHA-256 of the token shards, of the losses of all steps, and of the final
-weights. Equal digests need the same machine and the same versions.
+Each case is a recipe on generated text; the cases cover families, objectives, optimizers, precisions and layouts. The script
+trains them with the package that Python imports, and records the SHA-256 of the token shards, of the losses of all steps, and of
+the final weights. Equal digests need the same machine and the same versions.
 
     PYTHONPATH=OLD/src python benchmarks/digests.py --out before.json
-    PYTHONPATH=NEW/src python benchmarks/digests.py --against before.json     exit code 1 where a case differs
+    PYTHONPATH=NEW/src python benchmarks/digests.py --against before.json     exits with 1 if a case differs
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ every = 8
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file to write")
-    parser.add_argument("--against", type=Path, help="file of an earlier call, to compare with")
+    parser.add_argument("--out", type=Path, help="file for the digests")
+    parser.add_argument("--against", type=Path, help="digests of an earlier call to compare with")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     options = parser.parse_args()
     found = {}
@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def write_text(folder: Path) -> None:
-    """Write two sources of made-up text."""
+    """Write two sources of generated text."""
     draw = random.Random(0)
     words = [
         f"{a}{b}"
@@ -151,7 +151,7 @@ def trained(folder: Path, case: str) -> dict[str, str]:
 
 
 def hashed(*paths: Path) -> str:
-    """Return the first digits of the SHA-256 of files, one after the other."""
+    """Return the first 16 digits of the SHA-256 of the concatenated files."""
     whole = hashlib.sha256()
     for path in paths:
         whole.update(path.read_bytes())

@@ -1,5 +1,8 @@
-"""Draws the pictures of the docs: curves of a run (benchmarks/docs_run.py makes it), how its documents fill sequences, what
-attention sees in them, and learning-rate schedules. They come from the run's files and from the functions that training calls."""
+"""Draw the pictures of the documentation from a run that docs_run.py trained.
+
+They show curves of the run, how its documents fill sequences, what attention sees in them, and learning-rate schedules. The data
+comes from the run's files and from the functions that training calls.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.schedule import learning_rate_share
 
-SHOWN = ("loss", "bits", "grad", "rates", "activations", "updates")  # curves of the report that the docs show
-LENGTH, SOURCE = 2048, "code"  # of the sequences of the pictures of packing
+SHOWN = ("loss", "bits", "grad", "rates", "activations", "updates")  # curves of the report that the documentation shows
+LENGTH, SOURCE = 2048, "code"  # the sequences in the pictures of packing
 NUM_ROWS, ROW, WIDTH = 9, 13, 720
 COLOURS = [INKS[f"source-{number}"] for number in range(1, 7)]
 
 Piece = tuple[int, int, int]
-"""Document, where its piece begins in the sequence, tokens of the piece."""
+"""Document, offset of its piece in the sequence, tokens of the piece."""
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def main() -> None:
 
 
 def rollback(data: RunData) -> Figure:
-    """The loss around the first rollback of the run: the steps that were kept, and those that were undone."""
+    """Return the loss around the first rollback: the kept steps and the undone ones."""
     undone = data.forks[0].step
     kept = (data.train.step >= undone[0] - 25) & (data.train.step <= undone[-1] + 60)
     part = Curves(data.train.step[kept], {"loss": data.train.columns["loss"][kept]})
@@ -66,7 +69,7 @@ def rollback(data: RunData) -> Figure:
 
 
 def schedules() -> Figure:
-    """The learning rate over a run of 1,000 steps, by the kind of schedule."""
+    """Return the learning rate over 1,000 steps for each kind of schedule."""
     steps, x = 1000, np.arange(1, 1001)
     kinds = {"wsd": "train", "cosine": "source-1", "linear": "source-2", "inverse_sqrt": "source-3"}
     traces = []
@@ -80,7 +83,7 @@ def schedules() -> Figure:
 
 
 def stream(starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[Piece]]:
-    """Sequences cut from one stream of documents."""
+    """Yield sequences cut from one stream of documents."""
     for number in range(NUM_ROWS):
         begin, end = number * LENGTH, (number + 1) * LENGTH
         inside = np.flatnonzero((starts < end) & (starts + sizes > begin))
@@ -95,7 +98,7 @@ def stream(starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[Piece]]:
 
 
 def packed(starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[Piece]]:
-    """Sequences of the best-fit packing, those with the most documents."""
+    """Yield the sequences of best-fit packing that have the most documents."""
     filled = pack(starts, sizes, LENGTH, "best-fit")
     counts = np.diff(filled.first)
     for number in np.sort(np.argsort(-counts, kind="stable")[:NUM_ROWS]):
@@ -108,7 +111,7 @@ def packed(starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[Piece]]:
 
 
 def sequences(rows: dict[str, list[list[Piece]]]) -> str:
-    """SVG: a bar for each sequence, a colour for each document in it."""
+    """Return an SVG with a bar per sequence and a colour per document."""
     height = 30 + len(rows) * (NUM_ROWS * ROW + 34)
     drawn, y = opened(WIDTH, height, "Sequences and the documents in them, by packing"), 12
     for name, sequences_of_it in rows.items():
@@ -129,15 +132,13 @@ def sequences(rows: dict[str, list[list[Piece]]]) -> str:
             y += ROW
         y += 14
     drawn.append(
-        text(
-            12, y + 6, "A change of colour is a border of documents; grey is padding, which is never a target.", "soft"
-        )
+        text(12, y + 6, "A change of colour is a document boundary; grey is padding, which is never a target.", "soft")
     )
     return closed(drawn)
 
 
 def masks(pieces: Sequence[Piece]) -> str:
-    """SVG: which tokens a token attends to in one sequence, without and with tokens.document_mask."""
+    """Return an SVG of the tokens each token attends to in one sequence, without and with `tokens.document_mask`."""
     side, top = 300, 44
     drawn = opened(WIDTH, top + side + 34, "Attention within a packed sequence, without and with a document mask")
     for column, (name, is_masked) in enumerate((("document_mask = false", False), ("document_mask = true", True))):
@@ -155,7 +156,7 @@ def masks(pieces: Sequence[Piece]) -> str:
                 drawn.append(f'<path d="M{x:.1f} {y:.1f}v{long:.1f}h{long:.1f}Z" fill="{colour}"/>')
             drawn.append(f'<path d="M{left} {y:.1f}H{x:.1f}V{top + side}" fill="none" stroke="{INKS["paper"]}"/>')
     drawn.append(
-        text(30, top + side + 20, "Down: the token that attends. Across: the token that it attends to.", "soft")
+        text(30, top + side + 20, "Vertical: the token that attends. Horizontal: the token it attends to.", "soft")
     )
     return closed(drawn)
 
@@ -183,7 +184,7 @@ BOX_WIDTH, BOX_HEIGHT = 124, 52
 
 
 def stages() -> str:
-    """SVG: the stages of a run, and what each hands to the next."""
+    """Return an SVG of the stages of a run and the data that each passes on."""
     drawn = opened(744, 272, "From raw sources to a report and an export, stage by stage")
     drawn.append(
         f'<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -211,7 +212,7 @@ def stages() -> str:
 
 
 def opened(width: int, height: int, label: str) -> list[str]:
-    """The beginning of a picture."""
+    """Return the opening elements of an SVG."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-size="12" '
         f'font-family="system-ui, sans-serif" aria-label="{label}">',
@@ -220,12 +221,12 @@ def opened(width: int, height: int, label: str) -> list[str]:
 
 
 def text(x: float, y: float, words: str, ink: str = "ink") -> str:
-    """A line of text."""
+    """Return an SVG text element."""
     return f'<text x="{x:.0f}" y="{y:.0f}" fill="{INKS[ink]}">{words}</text>'
 
 
 def closed(drawn: list[str]) -> str:
-    """The whole picture."""
+    """Join the elements and close the SVG."""
     return "".join([*drawn, "</svg>"])
 
 

@@ -1,5 +1,8 @@
-"""The run that the pictures of the docs are drawn from: a small training on the Python code of this machine in which one batch is
-noise, and half of the tokens in a stretch of batches. The guard skips the update of the one and rolls the other back."""
+"""Train the run that the pictures of the documentation show.
+
+It is a small model on the Python code of this machine. One batch is noise, and so are half of the tokens in a series of later
+batches: the guard skips the update of the first and rolls back the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bessemer.tokens.loader import Batch, Loader
 
 STEPS, SEQUENCES, VOCABULARY = 700, 8, 1024
 NOISE = {260: 1.0, **dict.fromkeys(range(430, 455), 0.5)}
-"""Share of the tokens that are noise, by the step (counted from 1) that reads them."""
+"""Share of noise tokens by step, counted from 1."""
 VALUES = (
     "corpus.sources.code.max_bytes=3_000_000",
     "corpus.sources.docs.max_bytes=1_000_000",
@@ -38,7 +41,7 @@ def main() -> int:
     honest = Loader.batch
 
     def batch(self: Loader, first: int, count: int) -> Batch:
-        """The batch with its noise, which goes by the samples: after a rollback, other samples are read at the same steps."""
+        """Return the batch with its noise, which depends on the samples: after a rollback the same steps read other samples."""
         read = honest(self, first, count)
         draw = np.random.default_rng(first)
         tokens = np.concatenate([read.inputs, read.targets[:, -1:]], axis=1)

@@ -1,8 +1,8 @@
-"""Encoding: MB of text per second of processor time, ids only, against `tokenizers` and tiktoken, ids compared.
+"""Encoding speed compared with `tokenizers` and tiktoken, in MB of text per CPU-second, with the ids compared.
 
-Trains one byte-level BPE (GPT-4's pattern) on a part of the text, then encodes it in chunks of about 8 MB, each by every side in
-turns, in one process and thread. The encoders keep pieces that they have seen, so the rate counts after the first 32 MB. Sides:
-`tokenizers` in batches; tiktoken, where it is installed; Bessemer, which encodes with gigatoken. The ids of every
+Trains one byte-level BPE (the pattern of GPT-4) on a part of the text, then encodes the text in chunks of about 8 MB. The sides
+take turns in one process and thread. The encoders cache pieces they have seen, so the rate is measured after the first 32 MB. The
+sides are `tokenizers` in batches, tiktoken where it is installed, and Bessemer, which encodes with gigatoken. The ids of every
 document are compared with those of `tokenizers`.
 """
 
@@ -24,7 +24,7 @@ Encode = Callable[[list[str]], Sequence[Any]]
 
 
 def texts_of(folders: list[Path], megabytes: float) -> list[str]:
-    """Whole files, evenly over all that there are, until there is enough; a file with the bytes of another is left out."""
+    """Return `megabytes` MB of whole files, spread evenly over the folders and without repeated contents."""
     files = sorted(
         file for folder in folders for ending in ("*.py", "METADATA", "*.txt") for file in folder.rglob(ending)
     )
@@ -43,7 +43,7 @@ def texts_of(folders: list[Path], megabytes: float) -> list[str]:
 
 
 def chunks(texts: list[str]) -> Iterator[tuple[list[str], float]]:
-    """Texts of about CHUNK_MB together, and their MB."""
+    """Yield texts of about `CHUNK_MB` in total, and their size in MB."""
     chunk, size = [], 0.0
     for text in texts:
         chunk.append(text)
@@ -54,7 +54,7 @@ def chunks(texts: list[str]) -> Iterator[tuple[list[str], float]]:
 
 
 def tiktoken_of(path: Path, regex: str) -> Encode | None:
-    """tiktoken with the vocabulary of a tokenizer.json; None where it is not installed."""
+    """Return an encoder that runs tiktoken with the vocabulary of a tokenizer.json; None if it is not installed."""
     try:
         import tiktoken
     except ImportError:
@@ -69,7 +69,7 @@ def tiktoken_of(path: Path, regex: str) -> Encode | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", type=Path, nargs="*", help="folders of text; left out: this Python's own packages")
+    parser.add_argument("--text", type=Path, nargs="*", help="folders of text (default: the packages of this Python)")
     parser.add_argument("--megabytes", type=float, default=96.0)
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--json", type=Path)

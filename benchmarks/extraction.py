@@ -1,8 +1,8 @@
-"""How well the text of web pages is taken out: trafilatura's evaluation set of 990 annotated pages.
+"""Precision and recall of text extraction on trafilatura's evaluation set of 990 annotated web pages.
 
-Each page has passages that its text must have and passages that it must not have (menus, comments, teasers); white space
-is folded, and a passage counts where the text contains it. Precision, recall and F1 are over all passages. A page is
-empty when no text came out of it though it has more than 2,000 bytes of text outside scripts and styles.
+Each page lists passages that its text must contain and passages that it must not contain (menus, comments, teasers). White space
+is folded before comparing. Precision, recall and F1 are over all passages. A page counts as empty if no text was extracted
+although it has more than 2,000 bytes of text outside scripts and styles.
 
     git clone https://github.com/adbar/trafilatura
     python benchmarks/extraction.py trafilatura --json FILE
@@ -35,12 +35,12 @@ _NO_TEXT = re.compile(rb"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", 
 
 
 def fold(text: str) -> str:
-    """White space folded."""
+    """Return the text with white space folded."""
     return " ".join(text.split())
 
 
 def extract(raw: bytes, settings: Extract) -> str:
-    """The text of a page; "" for one that is rejected."""
+    """Return the text of a page; "" for a rejected page."""
     try:
         return page_text(decode_html(raw, max_undecodable=settings.max_undecodable_share), settings)
     except (NotText, UnicodeDecodeError):
@@ -48,7 +48,7 @@ def extract(raw: bytes, settings: Extract) -> str:
 
 
 def score(pages: list[tuple[str, bytes, dict[str, Any]]], take: Callable[[bytes], str]) -> dict[str, Any]:
-    """Passages found and not found, empty pages, and CPU time."""
+    """Return precision, recall and F1 over the passages, the empty pages, and MB per CPU-second."""
     right = wrong = missed = 0
     empty, started = list[str](), process_time()
     texts = [take(raw) for _, raw, _ in pages]
@@ -70,7 +70,7 @@ def score(pages: list[tuple[str, bytes, dict[str, Any]]], take: Callable[[bytes]
 
 
 def main() -> None:
-    """Read the pages, print a row for each way, and keep the figures."""
+    """Read the pages, print a row per extractor, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a checkout of trafilatura")
     parser.add_argument("--json", type=Path)
@@ -81,7 +81,7 @@ def main() -> None:
         places = [tests / folder / item["file"] for folder in ("cache", "eval")]
         pages.append((item["file"], next(place for place in places if place.is_file()).read_bytes(), item))
     print(f"{len(pages)} pages, {sum(len(raw) for _, raw, _ in pages) / 1e6:.1f} MB")
-    print(f"{'':16} precision  recall      F1  empty  MB of HTML a CPU-second")
+    print(f"{'':16} precision  recall      F1  empty  MB of HTML per CPU-second")
     results = {}
     for name, settings in WAYS.items():
         found = results[name] = score(pages, lambda raw, settings=settings: extract(raw, settings))

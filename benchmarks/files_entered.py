@@ -1,9 +1,9 @@
-"""Count the source files that one command enters from `main()` to its first training step.
+"""Count the source files that one command enters between `main()` and its first training step.
 
-The recipe of benchmarks/digests.py (two layers, one process) has its corpus and tokens already. The script then runs
-`bessemer run` in this process and records, by `sys.setprofile`, each source file of the package in which a function is
-called, and how often a call returns to a file that was entered before. What runs while a module is imported does not count.
-It stops at the first optimizer step of the training loop.
+The recipe is that of benchmarks/digests.py (two layers, one process), with corpus and tokens already built. The script runs
+`bessemer run` in this process and records with `sys.setprofile` each source file of the package in which a function is called,
+and how often a call returns to a file that was entered before. Code that runs during imports does not count. It stops at the
+first optimizer step of the training loop.
 
     PYTHONPATH=src python benchmarks/files_entered.py [--list]
 """
@@ -27,15 +27,15 @@ PACKAGE = Path(bessemer.__file__).parent
 
 
 class _FirstStep(BaseException):
-    """The first optimizer step begins."""
+    """Raised when the first optimizer step begins."""
 
 
 class Trace:
-    """The files of the package that calls enter, in order.
+    """Profile function that records the files of the package that calls enter.
 
     Attributes:
-        files: first entries.
-        returns: calls that enter a file that was entered and left before.
+        files: Files in the order of their first entry.
+        returns: Number of calls that enter a file that was entered and left before.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
         sys.setprofile(None)
     if options.list:
         print("\n".join(trace.files))
-    print(f"{len(trace.files)} files entered, {trace.returns} returns to a file that was left")
+    print(f"{len(trace.files)} files entered, {trace.returns} returns to an earlier file")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""All that wants a CUDA device, in one command that keeps to a time limit (`make gpu`): tests, losses, precisions, memory, steps.
+"""Run all checks that need a CUDA device within a time limit (`make gpu`): tests, losses, precisions, memory, steps.
 
-    python benchmarks/gpu.py --out build/gpu                  in 9 minutes, the most important first
+    python benchmarks/gpu.py --out build/gpu                  within 9 minutes, the most important first
     python benchmarks/gpu.py --out build/gpu --parts tests losses
-    python benchmarks/gpu.py --out build/gpu --tiny           the same code anywhere, on models of no use
+    python benchmarks/gpu.py --out build/gpu --tiny           the same code on any device, on tiny models
 
-Each part is a process of its own with a limit; one that fails or is cut short leaves its log, and the others go on. The folder
-holds PART.log, PART.json where the part makes one, and summary.json with the device, the versions and how each part ended. Exit
-code 1 where one failed; a part that the time was too short for is named and is no failure.
+Each part is a separate process with a time limit. If one fails or times out, its log remains and the other parts still run. The
+folder holds PART.log, PART.json for the parts that write one, and summary.json with the device, the versions and the outcome of
+each part. The exit code is 1 if a part failed; a part that did not start for lack of time is listed and is no failure.
 
 A machine that has torch but neither network nor the other packages needs these as wheels in build/gpu-wheels, which
-benchmarks/gpu_wheels.py packs; from there they are unpacked into build/gpu-site.
+benchmarks/gpu_wheels.py packs. They are unpacked into build/gpu-site.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from machine import describe
 
 HERE = Path(__file__).parent
 SITE = HERE.parent / "build" / "gpu-site"
-GRACE = 5.0  # seconds that are kept for the summary
+GRACE = 5.0  # seconds reserved for the summary
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command of this Python, in whose words {json}, {tiny} and their like are filled in. limit: seconds that it may take;
-    least: with fewer left it is not begun."""
+    """A command for this Python, with placeholders such as {json} and {tiny} in its words.
+
+    Attributes:
+        limit: Seconds after which the part is stopped.
+        least: Seconds that must be left for the part to start.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -48,7 +52,7 @@ def step_part(name: str, limit: float, *cases: str) -> Part:
     return Part(name, words, limit, 40.0)
 
 
-# The most important first: what is wrong is worth more than how fast it is.
+# The most important first: a wrong result matters more than a speed.
 PARTS = (
     Part("tests", ("-m", "pytest", "-m", "gpu", "-q", "-rs", "{tests}"), 150.0),
     Part("losses", ("gpu_parts.py", "losses", "--out", "{json}", "{tiny}"), 90.0),
@@ -66,7 +70,7 @@ PARTS = (
 
 
 def command(part: Part, out: Path, tiny: bool) -> list[str]:
-    """Its command line; in a tiny run one case of a small model stands for the step's cases."""
+    """Return the command line of a part. A tiny run replaces the cases of the step by one case of a small model."""
     words = part.words[: part.words.index("--cases")] if tiny and "--cases" in part.words else part.words
     marked = sorted(str(path) for path in (HERE.parent / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
     values = {
@@ -83,9 +87,9 @@ def command(part: Part, out: Path, tiny: bool) -> list[str]:
 
 
 def run(part: Part, out: Path, tiny: bool, left: float) -> dict[str, Any]:
-    """Run a part within the seconds that are left; how it ended."""
+    """Run a part within the `left` seconds and return its outcome."""
     if left < (part.least if not tiny else 1.0):
-        return {"part": part.name, "ended": "not begun: no time was left", "seconds": 0.0}
+        return {"part": part.name, "ended": "not started: no time left", "seconds": 0.0}
     began, limit = perf_counter(), min(part.limit, left)
     paths = [str(HERE.parent / "src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")]), str(SITE)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "COLD_PYTHON": "1"}
@@ -95,33 +99,35 @@ def run(part: Part, out: Path, tiny: bool, left: float) -> dict[str, Any]:
         )
         try:
             code = process.wait(limit)
-            ended = "passed" if code == 0 else "no test of it here" if code == 5 else f"FAILED with {code}"
+            ended = (
+                "passed" if code == 0 else "no tests for this device" if code == 5 else f"FAILED with exit code {code}"
+            )
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            ended = f"cut short after {limit:.0f} s"
+            ended = f"timed out after {limit:.0f} s"
     return {"part": part.name, "ended": ended, "seconds": round(perf_counter() - began, 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of the results")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for the results")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="left out: all")
-    parser.add_argument("--tiny", action="store_true", help="models of no use, on any device")
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="default: all")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, on any device")
     given = parser.parse_args()
     if given.minutes <= 0:
-        parser.error(f"--minutes: more than 0, not {given.minutes:g}")
-    out = given.out.resolve()  # the parts run elsewhere
+        parser.error(f"--minutes must be greater than 0, not {given.minutes:g}")
+    out = given.out.resolve()  # the parts run in another working directory
     if lacking := provide(("torch", *NEEDED), WHEELS, SITE):
         sys.exit(
-            f"not installed: {', '.join(lacking)}; run `make install`, or, where there is no network, bring {WHEELS} along"
-            " (benchmarks/gpu_wheels.py packs it elsewhere)"
+            f"not installed: {', '.join(lacking)}. Run `make install`; without a network, copy {WHEELS} from another machine"
+            " (benchmarks/gpu_wheels.py makes it)"
         )
     import torch
 
     if not given.tiny and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
+        sys.exit("torch finds no CUDA device; --tiny runs the same code on a CPU")
     out.mkdir(parents=True, exist_ok=True)
     deadline = perf_counter() + 60 * given.minutes - GRACE
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -142,7 +148,7 @@ def main() -> None:
 
 
 def earlier(summary: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """How parts ended in an earlier call, by their names, where it was on the same device with the same versions."""
+    """Return the outcomes of an earlier call by part name, if its device and versions were the same."""
     if not summary.exists():
         return {}
     found = json.loads(summary.read_text())

@@ -1,15 +1,15 @@
-"""The parts of `make gpu` that are no test and no benchmark of their own: each trains small models and compares.
+"""Parts of `make gpu` that train small models and compare the results.
 
     python benchmarks/gpu_parts.py PART --out FILE [--tiny]
 
-losses      ten recipes take the same steps on the CPU and on the GPU, in fp32: losses and gradient norms agree
+losses      the same steps of ten recipes on the CPU and on the GPU in fp32: losses and gradient norms agree
 precisions  bf16, fp16, tf32, fp8 and fp8-rowwise against fp32 on the same batches, eager and compiled
 memory      activation recomputation and 8-bit moments: the same losses, less memory
-waits       steps whose numbers are read one by one and ten at a time: the same losses, and the time of each
+waits       steps whose statistics are read one by one and ten at a time: the same losses, and the time of each
 profile     a step of half a billion parameters under torch's profiler: the kernels that take longest
 
-Each prints a table and writes its rows; exit code 1 where something is not as it must be. --tiny: the same code on models of no
-use, on any device, where a CPU stands in for the GPU.
+Each part prints a table and writes its rows; the exit code is 1 if a comparison fails. --tiny runs the same code with tiny models
+on any device, where a CPU replaces the GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ micro_batch = 4
 global_batch_tokens = 2048
 optimizer.learning_rate = 0.003
 """
-# Keys beyond RECIPE's: every family that computes otherwise, the optimizers, objectives, masks.
+# Keys added to RECIPE: every family that computes differently, and the optimizers, objectives and masks.
 RECIPES: dict[str, tuple[str, ...]] = {
     "llama": ("model.family=llama",),
     "qwen3, grouped": ("model.family=qwen3", "model.kv_heads=2"),
@@ -68,7 +68,8 @@ LARGE = ("model.layers=24", "model.width=1280", "model.heads=10", "model.mlp_wid
          "train.micro_batch=4", "train.global_batch_tokens=16384")  # fmt: skip
 SMALL = ("model.layers=1", "model.width=64", "model.heads=2", "model.mlp_width=128", "tokens.sequence_length=64",
          "train.micro_batch=2", "train.global_batch_tokens=256")  # fmt: skip
-# How far fp32 on a GPU may be from fp32 on a CPU after a few steps, and narrow types from it, relative to the loss.
+# Largest difference of losses after a few steps, relative to the loss: of fp32 on a GPU from fp32 on a CPU, and of narrower types
+# from fp32.
 EQUAL, CLOSE = 1e-4, {"tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 6e-2, "fp8-rowwise": 6e-2}
 STEPS = 4
 
@@ -76,8 +77,13 @@ Rows = list[dict[str, Any]]
 
 
 def built(keys: tuple[str, ...], tiny: bool, device: str = "cuda") -> tuple[Trainer, Batch]:
-    """A trainer of the recipe with these keys and the batch of every step, which is learned by heart. device: cuda is the CPU in
-    a tiny run."""
+    """Build a trainer of the recipe with these keys, and the batch that every step trains on.
+
+    Args:
+        keys: Overrides of RECIPE.
+        tiny: Use a tiny model on the CPU.
+        device: Device of the trainer; ignored in a tiny run.
+    """
     device = "cpu" if tiny else device
     overrides = [*keys, *(SMALL if tiny else ()), f"train.device={device}"]
     recipe = resolve(parse(RECIPE, "gpu", overrides), VOCABULARY)
@@ -90,7 +96,7 @@ def built(keys: tuple[str, ...], tiny: bool, device: str = "cuda") -> tuple[Trai
 def stepped(
     keys: tuple[str, ...], tiny: bool, device: str = "cuda", steps: int = STEPS
 ) -> tuple[Rows, list[float], int]:
-    """Loss and gradient norm of each step, seconds of each, and the peak bytes on the GPU."""
+    """Train and return the loss and gradient norm of each step, the seconds of each step, and the peak bytes on the GPU."""
     trainer, batch = built(keys, tiny, device)
     found, seconds = [], []
     if torch.cuda.is_available():
@@ -106,7 +112,7 @@ def stepped(
 
 
 def apart(one: Rows, other: Rows, key: str = "loss") -> float:
-    """The largest relative difference of two trainings' steps."""
+    """Return the largest relative difference between the steps of two trainings."""
     return max(abs(a[key] - b[key]) / abs(b[key]) for a, b in zip(one, other, strict=True))
 
 
@@ -171,13 +177,13 @@ def memory(tiny: bool) -> Rows:
         rows.append({"case": name, "loss": equal, "ok": ok, "peak": peak, "step": median(seconds[1:]), "steps": found})
         print(
             f"{name:<12} loss apart {equal:.1e}, peak {peak / 1e9:.2f} GB, step {1e3 * rows[-1]['step']:.0f} ms"
-            f"{'' if ok else '   NOT AS IT MUST BE'}", flush=True,
+            f"{'' if ok else '   WRONG'}", flush=True,
         )  # fmt: skip
     return rows
 
 
 def waits(tiny: bool) -> Rows:
-    """Time the same steps of one model, read one by one or ten at a time, in rounds that take turns."""
+    """Time the same steps of one model with statistics read one by one and ten at a time, in alternating rounds."""
     keys = ("model.layers=12", "model.width=1024", "model.heads=8", "model.mlp_width=2816", "tokens.sequence_length=1024",
             "train.precision=bf16", f"train.compile={'off' if tiny else 'on'}")  # fmt: skip
     steps, rounds = 3 if tiny else 20, 2 if tiny else 5
@@ -195,7 +201,7 @@ def waits(tiny: bool) -> Rows:
 
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds + 1):  # the first one compiles
+    for _ in range(rounds + 1):  # the first round compiles
         for name, (trainer, batch, every) in cases.items():
             devices.synchronize(trainer.device)
             began = perf_counter()
@@ -209,8 +215,8 @@ def waits(tiny: bool) -> Rows:
         for name, each in seconds.items()
     ]
     for row in rows:
-        print(f"{row['case']:<10} {1e3 * row['step']:.2f} ms a step", flush=True)
-    print(f"losses apart {loss:.1e}, {rows[0]['step'] / rows[1]['step']:.3f} times the speed, ten at a time")
+        print(f"{row['case']:<10} {1e3 * row['step']:.2f} ms per step", flush=True)
+    print(f"losses apart {loss:.1e}, {rows[0]['step'] / rows[1]['step']:.3f} times as fast ten at a time")
     return rows
 
 
@@ -252,10 +258,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true", help="models of no use, on any device")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, on any device")
     given = parser.parse_args()
     if not given.tiny and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
+        sys.exit("torch finds no CUDA device; --tiny runs the same code on a CPU")
     torch.manual_seed(0)
     rows = PARTS[given.part](given.tiny)
     given.out.write_text(json.dumps(rows, indent=1) + "\n")

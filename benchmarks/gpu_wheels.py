@@ -1,10 +1,10 @@
-"""Pack what a machine without a network lacks for `make gpu`, as wheels for its Python.
+"""Pack the packages that `make gpu` needs as wheels, for a machine without a network.
 
     python benchmarks/gpu_wheels.py --python 3.12      into build/gpu-wheels
-    make gpu                                           there, with that folder brought along: it unpacks them by itself
+    make gpu                                           on that machine, which unpacks the wheels from there
 
-The names below are those of the ground floor and of what training on a GPU needs besides torch; --all packs also all that
-`bessemer run` needs from raw text to the report, several times as large. Versions are those of constraints.txt.
+The default list covers the base packages and those that training on a GPU needs besides torch. --all also packs the packages that
+`bessemer run` needs from raw text to the report, which are several times as large. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDED = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "
           "markdown-it-py", "mdurl", "pygments", "tokenizers", "safetensors", "jinja2", "markupsafe", "plotly",
           "narwhals", "tensorboard", "protobuf", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python",
           "torchao")  # fmt: skip
-EXTRAS = ("corpus", "train", "report")  # of pyproject.toml, for --all
+EXTRAS = ("corpus", "train", "report")  # extras of pyproject.toml for --all
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux_2_12_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64")  # fmt: skip
 MAX_BYTES = 50 << 20
@@ -29,15 +29,21 @@ WHEELS = Path(__file__).parent.parent / "build" / "gpu-wheels"
 
 
 def pinned(name: str) -> str:
-    """The requirement with the version of constraints.txt, where it has one."""
+    """Return the requirement with its version from constraints.txt, if it has one."""
     lines = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
     known = {line.partition("==")[0].lower().replace("_", "-"): line.strip() for line in lines if "==" in line}
     return known.get(name, name)
 
 
 def required(package: str, extras: Iterable[str], python: str, without: str) -> list[str]:
-    """The package's requirements with theirs, by the metadata of what is installed here, for a Linux with that Python; but for
-    `without`, which is there already, and all that it requires."""
+    """Return the names of a package's direct and indirect requirements on Linux, from installed metadata.
+
+    Args:
+        package: Package whose requirements are listed.
+        extras: Extras of the package to include.
+        python: Python version, such as 3.12.
+        without: Package that the machine has already; it and its requirements are left out.
+    """
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -67,8 +73,11 @@ def required(package: str, extras: Iterable[str], python: str, without: str) -> 
 
 
 def provide(names: Iterable[str], wheels: Path, site: Path) -> list[str]:
-    """Have these packages importable from here on; those that are not installed are taken from the folder `wheels` and unpacked
-    into `site`. Returns what is in neither."""
+    """Make packages importable, unpacking those that are not installed from `wheels` into `site`.
+
+    Returns:
+        The names that are neither installed nor among the wheels.
+    """
     sys.path.append(str(site))
     lacking = [name for name in names if not _is_there(name)]
     if lacking and (packed := sorted(map(str, wheels.glob("*.whl")))):
@@ -89,15 +98,15 @@ def _is_there(package: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=WHEELS)
-    parser.add_argument("--python", default="3.12", help="version of the Python there")
-    parser.add_argument("--all", action="store_true", help="also what a run from raw text needs")
-    parser.add_argument("--have", nargs="*", default=[], help="packages that are there already")
+    parser.add_argument("--python", default="3.12", help="Python version of the other machine")
+    parser.add_argument("--all", action="store_true", help="also pack what a run from raw text needs")
+    parser.add_argument("--have", nargs="*", default=[], help="packages that the other machine has already")
     given = parser.parse_args()
     if not re.fullmatch(r"3\.\d+", given.python):
-        parser.error(f"--python: a version such as 3.12, not {given.python!r}")
+        parser.error(f"--python must be a version such as 3.12, not {given.python!r}")
     more = required("bessemer", EXTRAS, given.python, without="torch") if given.all else []
     if unknown := sorted({*given.have} - {*NEEDED, *more}):
-        parser.error(f"--have: {', '.join(unknown)}: not among what is packed")
+        parser.error(f"--have: {', '.join(unknown)}: not among the packed packages")
     names = [name for name in dict.fromkeys((*NEEDED, *more)) if name not in given.have]
     command = [
         sys.executable,
@@ -122,7 +131,7 @@ def main() -> None:
     if failed:
         sys.exit(f"no wheel for {', '.join(failed)}")
     if size > MAX_BYTES and not given.all:
-        sys.exit(f"more than {MAX_BYTES >> 20} MiB: leave out with --have what is there already")
+        sys.exit(f"more than {MAX_BYTES >> 20} MiB: name packages that the machine has already with --have")
 
 
 if __name__ == "__main__":

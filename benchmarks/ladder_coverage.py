@@ -1,11 +1,11 @@
-"""How often the intervals of `bessemer ladder` hold the truth: ladders on several kinds of text, every larger run really trained.
+"""How often the intervals of `bessemer ladder` contain the measured loss, on several kinds of text.
 
     python benchmarks/ladder_coverage.py TEXTS --work DIR --json benchmarks/results/ladder_coverage.json
 
-TEXTS holds a folder for each kind of text. On each a ladder is trained, then its planned run, by the commands that a user
-calls. Every rung from the fifth on and the planned run are predicted from the smallest four rungs, from five and so on. It
-checks rules that were fixed before, so a kind of text on which a rule was chosen has no place here.
-It goes on where it was stopped.
+TEXTS has a folder for each kind of text. For each one the script trains a ladder and then its planned run, with the commands that
+a user calls. Every rung from the fifth on and the planned run are predicted from the smallest four rungs, from five, and so on.
+The rules of the prediction must be fixed beforehand: a kind of text that was used to choose a rule does not belong in TEXTS. Run
+the command again to resume it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bessemer.cli import run_command
 from bessemer.common.console import text_table
 from bessemer.ladder.law import WITHIN, Point, fitted
 
-FEWEST = 4  # rungs that a prediction is made from
+FEWEST = 4  # fewest rungs of a prediction
 RUNGS = 6
 BUDGET = "6e11"  # FLOPs of the rungs: the largest ladder below a quarter of the planned compute
 STEPS = 370
-KEPT = ("name", "group", "parameters", "tokens", "flops", "loss", "batch_excess")  # of a rung: a Point's own
+KEPT = ("name", "group", "parameters", "tokens", "flops", "loss", "batch_excess")  # keys of a rung that make a Point
 RECIPE = """
 [run]
 name = "{name}"
@@ -78,9 +78,9 @@ max_tokens = 60_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path, help="a folder of folders, one for each kind of text")
-    parser.add_argument("--work", type=Path, required=True, help="where the runs are written")
-    parser.add_argument("--kinds", nargs="*", help="of the folders, only these")
+    parser.add_argument("texts", type=Path, help="folder with a subfolder for each kind of text")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--kinds", nargs="*", help="use only these subfolders")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     kinds = args.kinds or sorted(path.name for path in args.texts.iterdir() if path.is_dir())
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def trained(text: Path, work: Path) -> dict[str, Any]:
-    """ladder.json of a ladder on this text, after its planned run has been trained too."""
+    """Train a ladder and its planned run on this text, and return its ladder.json."""
     work.mkdir(parents=True, exist_ok=True)
     recipe, folder = work / f"{text.name}.toml", work / text.name
     recipe.write_text(
@@ -114,7 +114,12 @@ def trained(text: Path, work: Path) -> dict[str, Any]:
 
 
 def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
-    """Every prediction of a larger run from smaller ones, beside its loss; ladder: ladder.json, or what this returned."""
+    """Return the prediction of every larger run from smaller ones, with the measured loss.
+
+    Args:
+        kind: Name of the text.
+        ladder: The contents of ladder.json, or an earlier result of this function.
+    """
     runs = sorted(ladder["rungs"], key=lambda rung: rung["flops"])
     points = [Point(*(rung[key] for key in KEPT)) for rung in runs]
     amounts, planned = sorted({point.flops for point in points}), ladder["planned"]
@@ -141,7 +146,7 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Coverage, errors and widths: of all predictions, of rungs from those below, and of planned runs."""
+    """Return coverage, errors and widths for all predictions, for left-out rungs, and for planned runs."""
     every = [row for kind in found for row in kind["predictions"]]
     sets = {
         "all": every,

@@ -1,10 +1,10 @@
-"""The certificate of layouts: one small model trained on every way to split it, compared with one process.
+"""Losses and weights of one small model under every parallel layout, compared with one process.
 
-The same weights, batches and schedule everywhere; only `[parallel]` differs, and `micro_batch` where a part of the batch is
-smaller. In exact arithmetic every difference of losses and final weights would be 0: what is left is the order of sums.
+Weights, batches and schedule are the same everywhere. Only `[parallel]` differs, and `micro_batch` where a rank's share of the
+batch is smaller. In exact arithmetic all losses and final weights would be equal: the differences come from the order of sums.
 
-    python benchmarks/layout_certificate.py --folder runs/layouts      # two cores: 100 minutes; finished runs are kept
-    python benchmarks/layout_certificate.py --docs                     # the page and the picture, from the results file
+    python benchmarks/layout_certificate.py --folder runs/layouts      # 100 minutes on two cores; finished runs are kept
+    python benchmarks/layout_certificate.py --docs                     # only the picture, from the results file
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "layouts.json"
 REFERENCE = "1"
 SEED, VOCABULARY, END_OF_TEXT, MAX_BYTES = 7, 256, 0, 400_000
-LONGEST = 40  # tokens of a ragged document; the shortest has one
-SECONDS = 3600.0  # limit of one layout with all its runs
+LONGEST = 40  # tokens of the longest ragged document; the shortest has one
+SECONDS = 3600.0  # time limit of one layout with all its runs
 PRECISIONS = ("fp64", "fp32", "bf16")
-TARGETS = {"fp64": 1e-9, "fp32": 1e-5}  # of the largest difference of losses, nats a token; bf16 has none
+TARGETS = {"fp64": 1e-9, "fp32": 1e-5}  # largest accepted difference of losses, nats per token; bf16 has no target
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1, in a group": {},
@@ -87,7 +87,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scope:
-    """What is run: names of LAYOUTS, MEANINGS and PRECISIONS, and steps of each run."""
+    """Layouts, cases and precisions to run, and the settings of each run."""
 
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     cases: tuple[str, ...] = ("plain", "hard")
@@ -119,7 +119,7 @@ def recipe_of(sizes: dict[str, Any], layout: Parallel, case: str, precision: str
 
 @lru_cache(maxsize=1)
 def python_text() -> npt.NDArray[np.uint8]:
-    """Return bytes of the standard library's modules in a fixed order without a theme."""
+    """Return bytes of the standard library's modules, in an order independent of their subjects."""
     text = bytearray()
     paths = Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
     for file in sorted(paths, key=lambda path: hashlib.blake2b(path.name.encode()).digest()):
@@ -150,7 +150,7 @@ def batch_of(sizes: dict[str, Any], case: str, number: int) -> Batch:
 
 
 def train(sizes: dict[str, Any], layout: Parallel, case: str, precision: str, mesh: ProcessMesh, folder: Path) -> None:
-    """Train on this process's part, and save the weights and the losses in `folder`."""
+    """Train this process's part, and save the weights and losses in `folder`."""
     recipe = recipe_of(sizes, layout, case, precision)
     config = model_config(recipe, VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
@@ -171,7 +171,7 @@ def train(sizes: dict[str, Any], layout: Parallel, case: str, precision: str, me
 
 
 def member(folder: Path, name: str, runs: Sequence[str]) -> None:
-    """Be one process of a layout, and do its runs."""
+    """Run the given trainings as one process of a layout."""
     warnings.simplefilter("ignore")
     sizes, layout = read_json(folder / "settings.json"), Parallel(**LAYOUTS.get(name, {}))
 
@@ -182,7 +182,7 @@ def member(folder: Path, name: str, runs: Sequence[str]) -> None:
             mesh.barrier()
             case, precision = each.split("-")
             train(sizes, layout, case, precision, mesh, place(folder, name, each))
-            gc.collect()  # a wrapped model and its hooks hold each other
+            gc.collect()  # a wrapped model and its hooks refer to each other
             mesh.barrier()
 
     work_as_member(layout, torch.device("cpu"), work)
@@ -193,10 +193,11 @@ def place(folder: Path, name: str, run: str) -> Path:
 
 
 def certify(scope: Scope, folder: Path) -> dict[str, Any]:
-    """Run what has not been run in `folder`, and compare all of it with one process.
+    """Run the missing trainings in `folder`, and compare all of them with one process.
 
-    Returns settings, targets, cases, when and where it was made, and rows, one for each layout, case and precision: `loss`, the
-    largest difference over the steps, and `weight`, the largest at the end, or `why` there are none.
+    Returns:
+        Settings, targets, cases, date and machine, and `rows`, one per layout, case and precision. A row has `loss`, the largest
+        difference over the steps, and `weight`, the largest at the end, or `why`, the reason that there are none.
     """
     settings = folder / "settings.json"
     if settings.exists() and read_json(settings) != scope.settings:
@@ -219,7 +220,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
                 failures[name] = why
             advance(1, note=name)
     if REFERENCE in failures:
-        raise SystemExit(f"one process failed: {failures[REFERENCE]}")
+        raise SystemExit(f"the run on one process failed: {failures[REFERENCE]}")
     rows = []
     for name, run in product(scope.layouts, wanted):
         case, precision = run.split("-")
@@ -231,29 +232,29 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
 
 
 def differences(folder: Path, name: str, run: str) -> dict[str, float]:
-    """Return the largest differences of losses and weights between a layout's run and one process's."""
+    """Return the largest differences of losses and weights between a layout's run and that of one process."""
     places = place(folder, name, run), place(folder, REFERENCE, run)
     ours, theirs = (read_json(each / "run.json") for each in places)
-    assert ours["targets"] == theirs["targets"], "the layouts read other batches"
+    assert ours["targets"] == theirs["targets"], "the layouts read different batches"
     losses = np.abs(np.array(ours["losses"], dtype=float) - np.array(theirs["losses"], dtype=float))
     found, wanted = (checkpoint.tensors("model") for each in places if (checkpoint := latest(each)) is not None)
-    assert found.keys() == wanted.keys(), "the layouts save other tensors"
+    assert found.keys() == wanted.keys(), "the layouts save different tensors"
     weight = max(float((found[key].double() - wanted[key].double()).abs().max()) for key in wanted)
     return {"loss": float(np.nan_to_num(losses, nan=np.inf).max()), "weight": weight}
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """Name the rows that failed or are over their target."""
+    """Return a line for each row that failed or exceeds its target."""
     return [
         f"{row['layout']}, {row['case']}, {row['precision']}: "
-        + (row.get("why") or f"{row['loss']:.1e} is over the target")
+        + (row.get("why") or f"{row['loss']:.1e} exceeds the target")
         for row in results["rows"]
         if "why" in row or not row["loss"] <= results["targets"].get(row["precision"], np.inf)
     ]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw each layout's largest difference of losses; equal losses are at the left edge."""
+    """Draw the largest difference of losses per layout; equal losses are at the left edge."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -269,20 +270,20 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes.plot([max(worst[name], 1e-17) for name in names], names, "o", color=colour, label=precision)
         if precision in results["targets"]:
             axes.axvline(results["targets"][precision], color=colour, linestyle="--")
-    axes.set(xscale="log", xlim=(5e-18, 0.1), xlabel="largest difference of a step's loss from one process, nats a token; "
+    axes.set(xscale="log", xlim=(5e-18, 0.1), xlabel="largest difference of a step's loss from one process, nats per token; "
              "dashed: the targets")  # fmt: skip
     axes.invert_yaxis()
     axes.legend()
     figure.savefig(drawn := StringIO(), format="svg", metadata={"Date": None})
-    # The site takes pictures without references to the outside.
+    # The site accepts only pictures without external references.
     text = re.sub(r"<!DOCTYPE[^>]*>\s*|<metadata>.*?</metadata>\s*", "", drawn.getvalue(), flags=re.DOTALL)
     path.write_text(text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href", "href"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/layouts"), help="of the runs")
-    parser.add_argument("--docs", action="store_true", help="draw only the picture of the docs")
+    parser.add_argument("--folder", type=Path, default=Path("runs/layouts"), help="folder for the runs")
+    parser.add_argument("--docs", action="store_true", help="only draw the picture of the documentation")
     given = parser.parse_args()
     if not given.docs:
         write_json(RESULTS, certify(Scope(), given.folder))

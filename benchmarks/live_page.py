@@ -1,8 +1,8 @@
-"""What looking at a run costs: `bessemer watch` while a run trains and a page polls it, and the report of 100,000 steps.
+"""Cost of watching a run: `bessemer watch` next to a training with a page that polls it, and a report of 100,000 steps.
 
-The training is one process and the page's server another, asked as the page asks: after each answer it waits as long as
-the answer says. CPU seconds are those of the two processes over the same stretch of wall time. First paint is Chromium's own
-first-contentful-paint of the page, while the training runs; without Chromium it is left out.
+The training and the server are separate processes. The server is polled as the page polls it, with the same wait between
+requests. CPU seconds are those of the two processes over the same stretch of wall time. First paint is Chromium's
+first-contentful-paint of the page during training; it is left out if Chromium is not installed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ steps = 100000
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, Any]:
-    """CPU time of the server as a share of the training's, and seconds from a line to the page."""
+    """Return the server's CPU time as a share of the training's, and how far the page lags behind the run."""
     recipe = place / "watched.toml"
     recipe.write_text(RECIPE.format(place=place, text=text, depth=depth))
     command = [sys.executable, "-m", "bessemer"]
@@ -78,7 +78,7 @@ def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, An
             shown = state["figures"]["loss"]["traces"][0]["x"][-1]
             delays.append(max(newest["step"] - shown, 0))
         version = state["version"]
-        sleep(1.8)  # as live.js does
+        sleep(1.8)  # the interval of live.js
     wall = perf_counter() - begun
     trained, served = cpu_seconds(training.pid) - before[0], cpu_seconds(server.pid) - before[1]
     for process in (training, server):
@@ -93,7 +93,7 @@ def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, An
 
 
 def first_paint(address: str, profile: Path) -> float | None:
-    """Seconds from the navigation to the first content on the screen."""
+    """Return the seconds from navigation to the first content on the screen."""
     if chromium.PROGRAM is None:
         return None
     with chromium.Chromium(profile) as browser:
@@ -104,7 +104,7 @@ def first_paint(address: str, profile: Path) -> float | None:
 
 
 def long_report(place: Path, steps: int) -> dict[str, Any]:
-    """Seconds and bytes of the report of a long run: a noisy curve, validations, statistics from inside, two sources."""
+    """Return the seconds and bytes of the report of a long run with validations, layer statistics and two sources."""
     run = RunDirectory(place / "long")
     run.path.mkdir()
     run.recipe.write_text(f'[run]\nname = "long"\n[train]\nsteps = {steps}\n')
@@ -131,7 +131,7 @@ def long_report(place: Path, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("text", type=Path, help="a folder of text to train on")
+    parser.add_argument("text", type=Path, help="folder of text to train on")
     parser.add_argument("--depth", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
@@ -142,7 +142,7 @@ def main() -> None:
             folder = Path(place) / str(depth)
             folder.mkdir()
             rows.append(watched(folder, args.text.resolve(), depth, args.seconds))
-            print(f"depth {depth}: server {rows[-1]['share']:.2%} of the training's CPU time, an update each "
+            print(f"depth {depth}: server {rows[-1]['share']:.2%} of the training's CPU time, an update every "
                   f"{rows[-1]['seconds_between_updates']:.2f} s")  # fmt: skip
         report = long_report(Path(place), 100_000)
         print(f"report of {report['steps']:,} steps: {report['seconds']:.1f} s, {report['bytes'] / 1e6:.1f} MB")

@@ -1,10 +1,9 @@
-"""The loader's tokens/s on one core, beside three lines of NumPy, nanoGPT's way of reading the file and a map-style DataLoader.
+"""Tokens/s of the loader on one core, compared with NumPy, nanoGPT and a map-style DataLoader.
 
-Three lines of NumPy are the fair baseline: nanoGPT's draw, but sliced from `np.asarray` of the memory map, since each slice
-of an `np.memmap` makes an object of that class, which costs more than the copy of a short sequence.
-nanoGPT's way (train.py, get_batch) is its documented one: random offsets into the memory map, one slice a sequence,
-stacked and cast to int64, twice, for inputs and targets. Both draw with replacement; ours visits every sequence once
-an epoch, in an order that can be resumed, so ours does more.
+Three lines of NumPy are the fair baseline. They draw offsets like nanoGPT but slice `np.asarray` of the memory map: each slice of
+an `np.memmap` creates an object of that class, which costs more than copying a short sequence. nanoGPT (train.py, get_batch)
+draws random offsets into the memory map, takes one slice per sequence, stacks and casts to int64, twice, for inputs and targets.
+Both draw with replacement. Bessemer's loader does more: it visits every sequence once per epoch, in an order that can be resumed.
 
     python benchmarks/loader.py --json FILE
 """
@@ -32,7 +31,7 @@ TOKENS = 100_000_000
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A map-style data set over a memory map."""
+    """A map-style dataset over a memory map."""
 
     def __init__(self, path: Path, length: int) -> None:
         self.tokens, self.length = np.memmap(path, dtype=np.uint16, mode="r"), length
@@ -103,7 +102,7 @@ def rate(read: Callable[[], object], tokens: int, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.7, help="of each side in its turn")
+    parser.add_argument("--seconds", type=float, default=0.7, help="seconds per side and round")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -126,7 +125,7 @@ def main() -> None:
             print(f"\n{batch} sequences of {length} tokens")
             for name, found in rates.items():
                 ratio = median(a / b for a, b in zip(rates["bessemer"], found, strict=True))
-                print(f"  {name:<22} {median(found) / 1e6:8.1f} M tokens/s   bessemer / it {ratio:.2f}")
+                print(f"  {name:<22} {median(found) / 1e6:8.1f} M tokens/s   Bessemer / side {ratio:.2f}")
                 rows.append(
                     {"length": length, "batch": batch, "side": name, "tokens_per_second": found, "ratio": ratio}
                 )

@@ -1,8 +1,8 @@
-"""Peak memory and time of the loss, forward and backward: with all logits, through F.cross_entropy, beside the chunked one.
+"""Peak memory and time of the loss, forward and backward, with all logits and in chunks.
 
-The plain one runs twice: as torch comes, and with the allocator keeping freed memory, as `bessemer train` sets it and as
-the chunked one has it. Each side runs in a process of its own; its peak is counted from after its inputs exist. On a CPU it
-is resident memory, on CUDA allocated memory.
+The loss with all logits (F.cross_entropy) runs twice: with torch's default allocator, and with an allocator that keeps freed
+memory, as `bessemer train` sets it and as the chunked loss has it. Each side runs in a separate process. Its peak is counted from
+the moment its inputs exist: resident memory on a CPU, allocated memory on CUDA.
 
     python benchmarks/loss_memory.py --json FILE
 """
@@ -45,7 +45,7 @@ def side(way: str, shape: tuple[int, int, int], repeats: int) -> dict[str, float
     head = (torch.randn(vocabulary, width, device=place, dtype=dtype) * width**-0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,), device=place)
     seconds = []
-    # A product of no size, so that the libraries' own buffers are not counted.
+    # A tiny product first, so that the libraries' own buffers are not counted.
     (hidden[:2].detach() @ head[:2].detach().T).sum().item()
     if cuda:
         torch.cuda.reset_peak_memory_stats()

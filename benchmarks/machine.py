@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""Description of the machine a benchmark ran on, and waiting for idle cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 
 
 def wait_until_idle(seconds: float) -> bool:
-    """Wait, at most so long, for a second in which the cores were 90% idle. False when none came, or none can be seen."""
+    """Wait up to `seconds` for a second in which the cores were 90% idle.
+
+    Returns:
+        False if there was none, or if the machine does not report idle time.
+    """
     deadline = monotonic() + seconds
     while monotonic() < deadline:
         before = ticks()
@@ -27,13 +31,13 @@ def wait_until_idle(seconds: float) -> bool:
 
 
 def ticks() -> list[int] | None:
-    """Clock ticks of all cores: user, nice, system, idle, and others."""
+    """Return the clock ticks of all cores: user, nice, system, idle and others."""
     found = Path("/proc/stat")
     return [int(part) for part in found.read_text().splitlines()[0].split()[1:9]] if found.exists() else None
 
 
 def describe(**more: Any) -> dict[str, Any]:
-    """Processor, cores, load, versions and date."""
+    """Return processor, cores, load, versions and date, with `more` added."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -50,7 +54,7 @@ def describe(**more: Any) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """None for what is not installed, as a checkout on a machine without a network."""
+    """Return a package's version; None if it is not installed, as in a checkout on a machine without a network."""
     try:
         return version(package)
     except PackageNotFoundError:

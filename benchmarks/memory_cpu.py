@@ -1,7 +1,7 @@
-"""Planned and measured memory of whole trainings on a CPU, over models of many shapes, in fp32 and bf16.
+"""Planned and measured memory of whole trainings on a CPU, for models of many shapes, in fp32 and bf16.
 
-Each is a few steps by `bessemer train`, whose planned_against_measured.json has both: the plan is made before the model, and
-measured is the peak of resident memory after it.
+Each training is a few steps of `bessemer train`, which writes both values to planned_against_measured.json. The plan is made
+before the model is built; the measured value is the peak of resident memory.
 
     python benchmarks/memory_cpu.py --json results/memory_cpu.json
 """
@@ -23,12 +23,18 @@ from typing import Any, NamedTuple
 
 from machine import describe
 
-LIMIT = 0.05  # of the error
+LIMIT = 0.05  # largest accepted error
 
 
 class Shape(NamedTuple):
-    """Of a model and its step. sequences: of a step, micro_batch at a time; kind: of text of many lengths, which is masked by
-    documents, or classified."""
+    """Shape of a model and its step.
+
+    Attributes:
+        sequences: Sequences per step.
+        micro_batch: Sequences per micro-batch.
+        more: Further keys of `[model]`.
+        kind: "documents" for texts of many lengths with a document mask, "classifier" for classification, "" otherwise.
+    """
 
     layers: int
     width: int
@@ -54,7 +60,7 @@ SHAPES = {
     "large micro-batch": Shape(4, 256, 8, 8, 1024, 8192, 256, 32, 16),
     "GPT-2": Shape(4, 384, 6, 6, 1536, 8192, 256, 16, 8, 'family = "gpt2"'),
     "100M parameters": Shape(10, 768, 12, 12, 2048, 8192, 256, 4, 2),
-    # Not among those that the formula was fitted to:
+    # Shapes that the formula was not fitted to:
     "validation, shallow": Shape(3, 512, 8, 2, 1536, 8192, 256, 8, 2),
     "validation, deep": Shape(10, 320, 5, 5, 896, 2048, 512, 6, 2),
     "validation, wide": Shape(4, 640, 10, 2, 1792, 4096, 256, 16, 2),
@@ -101,7 +107,7 @@ format = "text"
 
 
 def write_text(folder: Path, kind: str) -> None:
-    """Text of 60,000 words, enough for every vocabulary. kind: as of `Shape`."""
+    """Write texts from 60,000 words, enough for every vocabulary. `kind` is that of `Shape`."""
     draw = random.Random(len(folder.name))
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(60_000)]
     folder.mkdir()
@@ -113,9 +119,9 @@ def write_text(folder: Path, kind: str) -> None:
 def trained(
     folder: Path, name: str, precision: str, threads: int, recompute: str, layout: str, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train a shape for some steps. Returns its plan and its measured peak."""
+    """Train a shape for some steps and return its plan and its measured peak."""
     shape, run = SHAPES[name], "trained"
-    together = shape.micro_batch * (1 if layout == "alone" else 2)  # of all processes
+    together = shape.micro_batch * (1 if layout == "alone" else 2)  # sequences per micro-batch of all processes
     sequences = -(-shape.sequences // together) * together
     text = RECIPE.format(
         **{**shape._asdict(), "kind": KINDS[shape.kind]},
@@ -124,7 +130,7 @@ def trained(
     )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(given.source.resolve()), "OMP_NUM_THREADS": str(threads)}
     shutil.rmtree(folder / run, ignore_errors=True)
-    for made in ("text-only", run):  # whose corpus and tokens the other takes over
+    for made in ("text-only", run):  # the second run reuses the corpus and tokens of the first
         (folder / f"{made}.toml").write_text(text.replace(f'"{run}"', f'"{made}"'))
         for stage in ("corpus", "tokens", *(["train"] if made == run else [])):
             command = [sys.executable, "-m", "bessemer", stage, f"{made}.toml"]
@@ -151,12 +157,17 @@ def main() -> None:
         nargs="+",
         choices=("alone", "shard", "replicate"),
         default=["alone"],
-        help="of two processes: that divide the state, or each hold all of it",
+        help="one process, or two that shard or replicate the state",
     )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--source", type=Path, default=Path(__file__).parent.parent / "src", help="of another version")
-    parser.add_argument("--folder", type=Path, help="keep corpus and tokens here; default: a temporary one")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        default=Path(__file__).parent.parent / "src",
+        help="source folder of the version to measure",
+    )
+    parser.add_argument("--folder", type=Path, help="folder that keeps corpus and tokens (default: a temporary one)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []

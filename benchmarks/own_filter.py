@@ -1,7 +1,7 @@
-"""What a filter of a recipe costs besides its own time: a Python filter that keeps everything, alone and among all steps.
+"""Overhead of a custom Python filter in a recipe, alone and among all other steps.
 
-The documents are source files of the standard library. In turns, each round: the filter called in a loop, the steps
-without it and the steps with it. The cost is the difference of the latter two.
+The filter keeps everything; the documents are source files of the standard library. Each round measures in turn the filter called
+in a loop, the steps without it and the steps with it. The overhead is the difference of the last two.
 
     python benchmarks/own_filter.py [--rounds 15] [--json FILE]
 """
@@ -40,7 +40,7 @@ MEGABYTES = 12
 
 
 def seconds(chain: Chain, texts: list[str]) -> float:
-    """CPU time of cleaning the texts."""
+    """Return the CPU time of cleaning the texts."""
     documents, tally = [Document("", len(text), text) for text in texts], Tally()
     start = process_time()
     for document in documents:
@@ -81,7 +81,7 @@ def main() -> None:
     costs = [(b - a) / own for a, b, own in zip(rows["none"], rows["alone"], rows["own"], strict=True)]
     print(f"{len(texts)} documents of {size / 1e6:.1f} million characters; medians of {given.rounds} rounds")
     for key, value in middle.items():
-        print(f"{key:8} {1e6 * value / len(texts):9.1f} µs a document")
+        print(f"{key:8} {1e6 * value / len(texts):9.1f} µs per document")
     print(f"cost over own time: {median(costs):.3f} (at most 1.15)")
     print(f"among all steps: {(middle['among'] - middle['without']) / middle['own']:.3f}")
     if given.json:

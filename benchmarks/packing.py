@@ -1,7 +1,7 @@
-"""Packing: documents a minute of best-fit decreasing, how full its sequences are, and tokens/s of the loader that reads them
-beside the one that reads concatenated text. CPU seconds of one thread.
+"""Documents per minute of best-fit-decreasing packing, utilisation of its sequences, and speed of reading them.
 
-Document lengths are log-normal (median 400 tokens, sigma 1.2), about the spread of web text.
+Reading packed sequences is compared with reading concatenated text. Times are CPU seconds of one thread. Document lengths are
+log-normal (median 400 tokens, sigma 1.2), about the spread of web text.
 
     python benchmarks/packing.py --json FILE
 """
@@ -34,7 +34,7 @@ def lengths(count: int) -> np.ndarray:
 def packing_rows(documents: int) -> list[dict[str, object]]:
     sizes = lengths(documents)
     starts, rows = np.cumsum(sizes) - sizes, []
-    pack(starts[:10], sizes[:10], 1024, "best-fit")  # compiled once
+    pack(starts[:10], sizes[:10], 1024, "best-fit")  # compiles once
     for length in (512, 2048, 8192):
         began = process_time()
         found = pack(starts, sizes, length, "best-fit")
@@ -48,7 +48,7 @@ def packing_rows(documents: int) -> list[dict[str, object]]:
         }
         rows.append(row)
         print(
-            f"best-fit, sequences of {length}: {row['documents_per_minute'] / 1e6:.0f} M documents a CPU-minute, "
+            f"best-fit, sequences of {length}: {row['documents_per_minute'] / 1e6:.0f} M documents per CPU-minute, "
             f"{row['utilisation']:.2%} full, {row['cut_best_fit']:.1%} of the documents cut ({row['cut_concatenate']:.1%} when "
             "concatenated)"
         )
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each side in its turn")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds per side and round")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     packing = packing_rows(given.documents)

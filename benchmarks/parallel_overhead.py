@@ -1,9 +1,9 @@
-"""What the parallel path costs where there is nothing to share: a training step on a group of one process against none.
+"""Overhead of the parallel path: a training step in a process group of one compared with no group.
 
-The same model, batch and optimizer, in one process, in turns whose order alternates; the ratio is the median of the ratios
-taken round by round. On a CPU the group is a gloo group, each side computes its micro-batches one after the other, and the
-ratio is one of CPU seconds, which a busy neighbour changes less than the clock, or of the clock (--clock wall, on an idle
-machine). With --device cuda a third side is the same model inside of FSDP2 on a mesh of one GPU, and MFU is told.
+Both sides use the same model, batch and optimizer in one process and take turns in alternating order. The ratio is the median of
+the ratios per round. On a CPU the group is a gloo group, each side computes its micro-batches in sequence, and the ratio is one
+of CPU seconds, which other processes disturb less than wall time; --clock wall measures wall time on an idle machine. With
+--device cuda a third side is the same model with FSDP2 on a mesh of one GPU, and MFU is printed.
 
     python benchmarks/parallel_overhead.py --json FILE
     python benchmarks/parallel_overhead.py --device cuda --json FILE
@@ -43,7 +43,7 @@ from bessemer.train.engine import DataParallel
 from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
-SIZES = {  # layers, width, heads, mlp_width, tokens of a sequence, sequences of a micro-batch, of a batch, vocabulary
+SIZES = {  # layers, width, heads, mlp_width, tokens per sequence, sequences per micro-batch and per batch, vocabulary
     "cpu": (6, 256, 4, 704, 256, 4, 8, 4096),
     "cuda": (24, 2048, 16, 5632, 4096, 2, 4, 65_536),
 }
@@ -62,7 +62,7 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
 
 
 def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> Trainer:
-    """The parallel path with FSDP2 around the blocks, on a mesh of one."""
+    """Build a trainer on the parallel path with FSDP2 around the blocks, on a mesh of one."""
     trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, parallelize.initial_weights(config, 1))
     autocast = functools.partial(precision.autocast, device.precision, device.torch_device)
     read = functools.partial(context.read_batch, mesh, trainer.task, recipe.train.dropout)
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--clock", choices=("cpu", "wall"), default="cpu", help="CPU seconds or the clock on the wall (idle machine)"
+        "--clock", choices=("cpu", "wall"), default="cpu", help="CPU seconds or wall time (on an idle machine)"
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)

@@ -1,4 +1,4 @@
-"""What the planner says of a benchmark's training step, beside what was measured: the same words wherever a step is timed."""
+"""Planned step time and memory of a benchmark's training step, compared with the measured ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 
 
 def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, Any]:
-    """Step time and memory of a resolved recipe by arithmetic alone.
+    """Return the planned step time and memory of a resolved recipe.
 
-    Called before the model is built, since what the process holds then is part of the planned memory of a CPU.
+    Call it before the model is built: on a CPU the memory the process already holds is part of the plan.
     """
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
@@ -29,13 +29,13 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
 
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:
-    """Planned and measured step time and memory, with the plan's error; seconds: of the steps."""
+    """Return planned and measured step time and memory, with the error of the plan. `seconds` are those of the steps."""
     data = RunData("benchmark", plan=plan, peak_memory=peak_bytes)
     return against_measured(data, np.array(seconds, dtype=float))
 
 
 def print_beside(name: str, told: dict[str, Any]) -> None:
-    """The same as lines under a name."""
+    """Print the comparison of `beside` under a name."""
     basis = told.get("step_seconds", {}).get("from")
     print(f"{name}: planned against measured" + (f" (step: {basis})" if basis else ""))
     for row, text in rows(told).items():

@@ -1,10 +1,10 @@
-"""The planner against published measurements: how far its steps lie from them, set by set, and what its choice of layout costs.
+"""Errors of the planner's step times against published measurements by set, and the cost of its layout choices.
 
-The sets are read by planner_sets.py, from a folder that is not part of this repository. Scores are kept apart by what the sets
-were for. Fitted: constants were fitted to them. In view: they were on the screen while the arithmetic was written; which terms it
-has, and constants rounded within what the fits leave open, were chosen with their errors known. Blind: cases of `--cases DIR`
-(planner_cases.py has the format), which nobody who wrote the planner has seen. After calibration: three cases of a set are
-measured steps for planner_calibrated.py and the others are predicted with what it finds, over several draws of the three.
+planner_sets.py reads the sets from a folder that is not part of this repository. Scores are separated by the use of each set.
+Fitted: constants were fitted to the set. In view: its errors were known while the arithmetic was written, when its terms were
+chosen and constants were rounded. Blind: cases of `--cases DIR` (format in planner_cases.py), which no author of the planner has
+seen. After calibration: three cases of a set are measured steps for planner_calibrated.py and the other cases are predicted with
+the calibrated constants, over several draws of the three.
 
     python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases DIR] [--print SET] [--json FILE]
 """
@@ -39,12 +39,22 @@ from bessemer.plan.estimate.job import PHYSICS, Physics
 from bessemer.plan.estimate.step import refuse, step
 
 KINDS = ("fitted", "in view", "blind")
-FEWEST = 6  # cases of a set from which three are taken for a calibration
+FEWEST = 6  # fewest cases of a set for a calibration on three of them
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of a set: n cases, the signed median, the mean of the sizes, nine tenths of the cases below, the worst by name."""
+    """Errors of the cases of a set, relative to the measurements.
+
+    Attributes:
+        n: Number of cases.
+        median: Signed median.
+        mean_absolute: Mean absolute error.
+        ninetieth: 90th percentile of the absolute errors.
+        worst: The three worst cases by name.
+        kind: One of KINDS.
+        calibrated: Mean absolute error after calibration.
+    """
 
     set: str
     n: int
@@ -57,7 +67,7 @@ class Errors:
 
 
 def errors(name: str, found: Sequence[tuple[str, float]], **more: float | str | None) -> Errors:
-    """Of (case, predicted over measured less 1)."""
+    """Return the errors of a set from (case, predicted over measured minus 1)."""
     sizes = sorted(abs(error) for _, error in found)
     worst = tuple(sorted(found, key=lambda each: -abs(each[1]))[:3])
     signed = median(error for _, error in found)
@@ -65,12 +75,12 @@ def errors(name: str, found: Sequence[tuple[str, float]], **more: float | str | 
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the sorted values that this share of them does not exceed."""
+    """Return the smallest of the sorted values that a `share` of them does not exceed."""
     return values[max(ceil(share * len(values) - 1e-9), 1) - 1]
 
 
 def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
-    """Of each set's step times; calibrated: the mean over the draws, of the cases that were not drawn."""
+    """Return the errors of each set's step times; `calibrated` is the mean over the draws for the cases not drawn."""
     by_set: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         if case.seconds is not None and not case.left_out and refuse(case.job) is None:
@@ -84,18 +94,18 @@ def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
 
 
 def kind_of(name: str) -> str:
-    """What a set was for."""
+    """Return the kind of a set: fitted or in view."""
     return "fitted" if name in FITTED else "in view"
 
 
 def off(case: Case, how: Physics = PHYSICS) -> float:
-    """Predicted seconds over measured ones, less 1."""
+    """Return predicted over measured seconds, minus 1."""
     assert case.seconds is not None
     return step(case.job, how).seconds / case.seconds - 1
 
 
 def after_calibration(cases: Sequence[Case], draws: int) -> float:
-    """Mean absolute error of the cases left when three are drawn and calibrated to."""
+    """Return the mean absolute error of the remaining cases after calibration on three drawn ones."""
     chance, means = random.Random(0), []
     for _ in range(draws):
         three = chance.sample(range(len(cases)), 3)
@@ -105,7 +115,7 @@ def after_calibration(cases: Sequence[Case], draws: int) -> float:
 
 
 def show(rows: Sequence[Errors], choices: Sequence[Regret]) -> str:
-    """What a person reads: sets by what they were for, then choices of layout."""
+    """Format the errors by kind of set, then the choices of layout."""
     lines = [f"{'set':<26}{'n':>5}{'median':>9}{'mean':>8}{'90th':>8}{'after 3':>9}  worst cases"]
     for row in sorted(rows, key=lambda row: KINDS.index(row.kind)):
         after = f"{row.calibrated:.1%}" if row.calibrated is not None else "-"
@@ -119,19 +129,19 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret]) -> str:
             count = sum(row.n for row in sets)
             mean = sum(row.n * row.mean_absolute for row in sets) / count
             lines.append(f"{kind}: {count} cases of {len(sets)} sets, mean absolute error {mean:.1%}")
-    lines.append("after 3: mean after calibration on three of its cases, of the others")
+    lines.append("after 3: mean absolute error of the other cases after calibration on three")
     for fitted in (True, False) if choices else ():
         some = [choice for choice in choices if choice.fitted == fitted]
-        print_of = f"layout regret, {len(some)} choices, models that {'served' if fitted else 'did not serve'} to set the rules: "
+        print_of = f"layout regret, {len(some)} choices, models {'used' if fitted else 'not used'} to set the rules: "
         lines.append(print_of + f"{sum(choice.failed for choice in some)} chosen layouts failed")
-        for what, among in (("regret", "all"), ("sound", "those of at least half the best rate")):
+        for what, among in (("regret", "all"), ("sound", "layouts of at least half the best rate")):
             sizes = sorted(size for choice in some if (size := getattr(choice, what)) is not None)
             lines.append(f"  among {among}: median {median(sizes):.1%}, 90th {percentile(sizes, 0.9):.1%}")
     return "\n".join(lines)
 
 
 def with_rows_left_out(cases: Sequence[Case]) -> dict[str, Any]:
-    """Of the sweep: how many rows are left out, by reason, and all scores with them."""
+    """Return how many rows of the sweep are left out, by reason, and all scores with those rows included."""
     sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP)]
     everyone = [replace(case, left_out="") for case in sweep]
     return {
@@ -145,20 +155,18 @@ def with_rows_left_out(cases: Sequence[Case]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path, help="the reference files")
+    parser.add_argument("folder", type=Path, help="folder of the reference files")
     parser.add_argument(
-        "--draws", type=int, default=5, help="draws of three cases for the error after calibration; 0: none"
+        "--draws", type=int, default=5, help="draws of three cases for the error after calibration (0 for none)"
     )
-    parser.add_argument(
-        "--cases", type=Path, help="a folder of further cases, scored blind (planner_cases.py has the format)"
-    )
-    parser.add_argument("--print", dest="printed", help="print every case of the sets whose name holds this")
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--cases", type=Path, help="folder of further cases, scored blind (format in planner_cases.py)")
+    parser.add_argument("--print", dest="printed", help="print every case of the sets whose name contains SET")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     cases = planner_sets.read(arguments.folder)
     if not cases:
         raise InputError(
-            f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
+            f"{arguments.folder}: no reference files; it needs at least one of {', '.join(planner_sets.READERS)}"
         )
     cases += planner_vendor.cases()
     further = planner_cases.read(arguments.cases) if arguments.cases else planner_cases.FurtherCases()

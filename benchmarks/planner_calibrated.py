@@ -1,9 +1,9 @@
-"""The estimate brought to measured steps: a few physical constants, moved no further than the measurements ask for.
+"""Calibration of the planner's physical constants to measured steps.
 
-Three steps of a set, or a real run's first ones, say how its machine differs from the usual one: its matmuls, its links, its
-host. Each constant has a width, how far (in its logarithm) machines are seen to differ; a step has one too. The constants
-that make both likely are found by a search along one constant after the other (the arithmetic is cheap and not smooth, since
-parts hide behind each other).
+A few steps of a set, or the first steps of a real run, show how its machine differs from the usual one in matmuls, links and
+host. Each constant has a width, the standard deviation of its logarithm between machines; a measured step has one too. The search
+finds the most likely constants along one constant after the other, since the arithmetic is cheap and, with overlapping parts, not
+smooth.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.step import step
 
-# How far machines and frameworks differ in a constant, as a standard deviation of its logarithm.
+# Standard deviation of each constant's logarithm between machines and frameworks.
 WIDTHS = {
     "matmuls": 0.06, "attention": 0.12, "bandwidth": 0.06, "intra": 0.10, "inter": 0.15, "launch": 0.3, "call": 0.2, "near": 0.2,
     "far": 0.3, "step": 0.3,
 }  # fmt: skip
-STEP_WIDTH = 0.04  # of a measured step's logarithm: what the arithmetic itself leaves open
+STEP_WIDTH = 0.04  # standard deviation of a measured step's logarithm, for what the arithmetic leaves out
 AT_MOST_ONE = ("bandwidth", "intra", "inter")
 
 
@@ -35,11 +35,11 @@ def calibrate(
     """
     for _, seconds in measured:
         if not seconds > 0:
-            raise InputError(f"calibration: a measured step of {seconds} s; give seconds above zero")
+            raise InputError(f"calibration: a measured step of {seconds} s; give seconds greater than 0")
     if not measured:
         return prior
     of = WIDTHS if widths is None else widths
-    # Steps that disagree about the machine, one slower than planned and one faster, say little about it.
+    # Steps that disagree about the machine, one slower than planned and one faster, are weak evidence.
     before = [log(step(job, prior).seconds / seconds) for job, seconds in measured]
     width = max(STEP_WIDTH, pstdev(before))
 
@@ -52,19 +52,24 @@ def calibrate(
 
 
 def apply(prior: Physics, moved: dict[str, float]) -> Physics:
-    """The prior with each constant times e to its move; shares at most 1."""
+    """Return the prior with each constant times e to its move; shares are at most 1."""
     values = {name: getattr(prior, name) * exp(move) for name, move in moved.items()}
     return replace(prior, **{name: min(value, 1.0) if name in AT_MOST_ONE else value for name, value in values.items()})
 
 
 def _bounded(miss: float) -> float:
-    """Squared for small misses, linear for large ones (Huber 1964): one broken step does not turn all constants."""
+    """Return a loss that is quadratic for small misses and linear for large ones (Huber 1964), to limit the weight of a broken
+    step.
+    """
     size = abs(miss)
     return miss * miss if size <= 3 else 3 * (2 * size - 3)
 
 
 def search(cost: Callable[[dict[str, float]], float], widths: dict[str, float], rounds: int = 12) -> dict[str, float]:
-    """Moves of least cost: along each constant in turn, in steps of half its width that halve when none helps."""
+    """Return the moves of least cost, searched along each constant in turn.
+
+    A step is half a constant's width, and halves when no move helps.
+    """
     moved = dict.fromkeys(widths, 0.0)
     best, size = cost(moved), 0.5
     for _ in range(rounds):

@@ -1,6 +1,6 @@
-"""Further cases for planner_accuracy.py, scored blind: steps and whole runs of anyone, in JSON files of one form.
+"""Further cases for planner_accuracy.py, scored blind: steps and whole runs in JSON files.
 
-A file is an object with `set` (a name for its cases) and one or both of `steps` and `runs`:
+A file is an object with `set` (a name for its cases) and `steps`, `runs` or both:
 
     {"set": "my cluster",
      "steps": [{"case": "7B on 64", "model": "llama-2-7b", "sequence": 4096, "device": "H100 SXM", "devices": 64,
@@ -8,11 +8,19 @@ A file is an object with `set` (a name for its cases) and one or both of `steps`
                 "layout": {"shard": 32, "tensor": 2, "zero": 1, "micro_batch": 2, "recompute": "selective"}}],
      "runs": [{"run": "7B", "params": 6.7e9, "tokens": 1e12, "device": "H100 SXM", "devices": 64, "hours": 31000}]}
 
-A step: `model` is a published shape's name, or an object with keys of ModelConfig (layers, width, heads, kv_heads, head_dim,
-mlp_width, vocabulary); `batch` is in sequences; `layout` has keys of Layout, those left out have its defaults; seconds,
-memory_bytes (all that is gone from the device) or both; `inter_bandwidth` and `intra_bandwidth` in bytes/s, where they are
-not the catalogue's. A run: `hours` of all devices together; `batch` in tokens, `sequence` and `framework` may be left out, as
-a user may.
+Keys of a step:
+
+- `model`: the name of a published shape, or an object with keys of ModelConfig (layers, width, heads, kv_heads, head_dim,
+  mlp_width, vocabulary).
+- `batch`: sequences per step.
+- `layout`: keys of Layout; the others keep its defaults.
+- `seconds`, `memory_bytes`: one or both. Memory is all memory used on the device.
+- `inter_bandwidth`, `intra_bandwidth`: bytes/s, where they differ from the catalogue.
+
+Keys of a run:
+
+- `hours`: device-hours in total.
+- `batch` (in tokens), `sequence`, `framework`: optional.
 """
 
 from __future__ import annotations
@@ -47,17 +55,21 @@ OPTIONAL = {"seconds", "memory_bytes", "inter_bandwidth", "intra_bandwidth", "ba
 
 @dataclass(frozen=True)
 class FurtherCases:
-    """steps: cases as those of planner_sets.py; runs: whole ones."""
+    """Cases to score blind: steps like those of planner_sets.py, and whole runs."""
 
     steps: tuple[Case, ...] = ()
     runs: tuple[planner_runs.PublishedRun, ...] = ()
 
 
 def read(folder: Path) -> FurtherCases:
-    """All cases of a folder's *.json files. Raises InputError that names the file and the case."""
+    """Return all cases of a folder's *.json files.
+
+    Raises:
+        InputError: A file or case is invalid; the message names it.
+    """
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise InputError(f"--cases {folder}: no .json file lies there; benchmarks/planner_cases.py has the format")
+        raise InputError(f"--cases {folder}: no .json files; see benchmarks/planner_cases.py for the format")
     steps, runs = [], []
     for path in files:
         try:
@@ -65,7 +77,7 @@ def read(folder: Path) -> FurtherCases:
         except ValueError as error:
             raise InputError(f"{path}: not JSON ({error})") from None
         if not isinstance(whole, dict) or "set" not in whole or not {"steps", "runs"} & set(whole):
-            raise InputError(f'{path}: an object with "set" and "steps" or "runs" is needed')
+            raise InputError(f'{path}: must be an object with "set" and "steps" or "runs"')
         _known(path, whole, {"set", "steps", "runs"})
         steps += [
             _step(row, whole["set"], f"{path}: step {number}") for number, row in enumerate(whole.get("steps", ()), 1)
@@ -76,15 +88,15 @@ def read(folder: Path) -> FurtherCases:
 
 def _known(where: object, row: Mapping[str, Any], keys: set[str], optional: set[str] | None = None) -> None:
     if unknown := sorted(set(row) - keys):
-        raise InputError(f"{where}: {unknown[0]} is not known; there are {', '.join(sorted(keys))}")
+        raise InputError(f"{where}: unknown key {unknown[0]}; the keys are {', '.join(sorted(keys))}")
     if missing := sorted(keys - set(row) - optional) if optional is not None else []:
-        raise InputError(f"{where}: lacks {', '.join(missing)}")
+        raise InputError(f"{where}: missing keys {', '.join(missing)}")
 
 
 def _step(row: dict[str, Any], name: str, where: str) -> Case:
     _known(where, row, STEP_KEYS, OPTIONAL - {"batch", "sequence", "framework"})
     if not {"seconds", "memory_bytes"} & set(row):
-        raise InputError(f"{where}: give seconds or memory_bytes, which the plan is compared with")
+        raise InputError(f"{where}: no measurement to compare with; give seconds or memory_bytes")
     shape = row["model"]
     if isinstance(shape, str):
         model = shapes.model(shape, None, row["sequence"])
@@ -112,7 +124,7 @@ def _run(row: dict[str, Any], where: str) -> planner_runs.PublishedRun:
 
 
 def compared(of: FurtherCases) -> list[tuple[str, str, float, float, float, float]]:
-    """(question, case, measured, low, expected, high) of every figure, as the program itself gives them."""
+    """Return (question, case, measured, low, expected, high) for every figure, as the program itself predicts it."""
     rows = []
     for case in of.steps:
         if case.seconds is not None:
@@ -135,7 +147,7 @@ def compared(of: FurtherCases) -> list[tuple[str, str, float, float, float, floa
 
 
 def show(of: FurtherCases) -> str:
-    """Errors of the expected figures and how many lie inside their interval, by question; then every case."""
+    """Format the errors of expected figures and the coverage of the intervals by question, then every case."""
     rows, lines = compared(of), []
     for question in ("step", "memory", "run"):
         if some := [row for row in rows if row[0] == question]:

@@ -1,10 +1,10 @@
-"""The residuals behind the planner's 80% intervals, and how often cases that took no part lie inside.
+"""Residuals behind the planner's 80% intervals, and the coverage of cases that were left out.
 
     python benchmarks/planner_intervals.py FOLDER [--write src/bessemer/plan/residuals.json]
 
-Residuals are of published cases that no constant was fitted to. Given layouts: all sets but nanotron's sweep, whose layouts are
-mostly ones that nobody would take. Chosen layouts: these, and the planner's choices in the sweep, by model. A program that nobody
-measured: the same cases planned with the default program's profile.
+Residuals are those of published cases that no constant was fitted to. "Given layouts" are all sets except nanotron's sweep, most
+of whose layouts nobody would use. "Chosen layouts" are these and the planner's choices in the sweep, by model. "Unmeasured" plans
+the same cases with the profile of the default program, for a program that nobody measured.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import device_class
 
-# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
-# MPT's A100 rows the rate of FlashAttention's first version.
+# Two models of the sweep and the network of its cluster were fitted to; all compute constants to the single node; the rate of
+# FlashAttention's first version to MPT's A100 rows.
 FITTED = {
     "Megatron Bridge fp8",
     "A100 single node",
@@ -42,18 +42,18 @@ FITTED = {
     "MPT A100 SXM 40GB",
     *planner_layouts.SET_WITH,
 }
-SOURCES = {"A100": "vTrain", "SC'21": "SC'21", "MPT": "MPT"}  # sets of one source, by their first word
+SOURCES = {"A100": "vTrain", "SC'21": "SC'21", "MPT": "MPT"}  # sets with the same source, by their first word
 MEMORY_SETS = ("torchtitan", "BLOOM", "B200", "Zero Bubble table 4", "nanotron")
 DIGITS = 4
 
 
 def source_of(name: str) -> str:
-    """The source of a set."""
+    """Return the source of a set."""
     return SOURCES.get(name.split()[0], name)
 
 
 def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
-    """Of given layouts. program: planned as if it ran them; None: their own."""
+    """Return the residuals of given layouts, planned with their own program or with `program`."""
     found = []
     for case in cases:
         job = case.job if program is None else as_program(case.job, program)
@@ -70,14 +70,14 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
 
 
 def as_program(job: Job, program: str) -> Job:
-    """The same job by another program; with a stage fewer on a device where that one leaves no stage without a block."""
+    """Return the job with another program, with fewer stages per device if that program allows no stages without blocks."""
     job = replace(job, framework=frameworks.find(program))
     layout, most = job.layout, job.model.layers + job.framework.stages_without_blocks
     return job.with_layout(virtual=max(min(layout.virtual, most // layout.pipeline), 1))
 
 
 def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
-    """Of the layouts that the planner chooses in the sweep, in models that nothing was fitted to."""
+    """Return the residuals of the planner's choices in the sweep, for models that nothing was fitted to."""
     sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP) and not case.left_out]
     if program is not None:
         sweep = [replace(case, job=replace(case.job, framework=frameworks.find(program))) for case in sweep]
@@ -92,7 +92,10 @@ def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]
 
 
 def memories(folder: Path) -> list[Residual]:
-    """Of peak memory, with the program as kind; of the sweep models that nothing was fitted to, with tensor ranks in a node."""
+    """Return the residuals of peak memory, with the program as kind.
+
+    From the sweep they include only models that nothing was fitted to, with tensor ranks inside a node.
+    """
     rows, _ = planner_memory.compare(folder)
     return [
         Residual(row.set, row.name, log(row.measured / row.planned), row.program) for row in rows
@@ -103,7 +106,7 @@ def memories(folder: Path) -> list[Residual]:
 
 
 def measured(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
-    """How many steps of each program were measured on which class of devices."""
+    """Return the number of measured steps by program and class of devices."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for case in cases:
         if case.seconds is not None and not case.left_out and refuse(case.job) is None:
@@ -112,8 +115,11 @@ def measured(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
 
 
 def mixtures(folder: Path) -> dict[str, Any]:
-    """How many steps of mixtures of experts each program has on which class of devices, and how far the logarithms of measured
-    over planned lie from none (root mean square) in the source where that is most: there are few. None served to fit anything."""
+    """Return the measured steps of mixtures of experts by program and device class, and their spread.
+
+    The spread is the root mean square of the logarithms of measured over planned, in the source where it is largest, since there
+    are few. Nothing was fitted to them.
+    """
     rows = [*planner_mixtures.bridge(), planner_mixtures.deepseek(), *planner_mixtures.simumax(folder)]
     rows = [row for row in rows if "memory" not in row.set]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -128,7 +134,7 @@ def mixtures(folder: Path) -> dict[str, Any]:
 
 
 def table(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the program keeps (residuals.json), and the evidence for it: coverage by source, and the runs of both halves."""
+    """Return the contents of residuals.json, and the evidence: coverage by source, and the runs of both halves."""
     kept: dict[str, Any] = {"measured": measured(cases), **mixtures(folder)}
     shown: dict[str, Any] = {}
     for state, program in (("measured", None), ("unmeasured", "bessemer")):
@@ -150,8 +156,11 @@ def table(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str
 
 
 def _runs(folder: Path, kept: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every run of both halves, asked without and with its program named. Adds to what is kept: what remains between the parts
-    and the hours for each, fitted to one half, and one interval for both, around the expected, of runs that were left out."""
+    """Return every run of both halves, planned with and without its program's name, and add `run` to `kept`.
+
+    `rest` is the factor between the parts and the device-hours, fitted to one half. The interval around the expected hours comes
+    from runs that were left out.
+    """
     runs = planner_runs.read(folder)
     factors = {state: exp(kept["step"][state]["middle"]) for state in ("measured", "unmeasured")}
     fitting = planner_runs.half(runs, 0)
@@ -177,7 +186,7 @@ def _runs(folder: Path, kept: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _short(value: Any) -> Any:
-    """Without what is evidence and not needed to plan; rounded."""
+    """Return the value rounded, without the evidence that planning does not need."""
     if isinstance(value, dict):
         return {
             key: _short(each)
@@ -188,7 +197,7 @@ def _short(value: Any) -> Any:
 
 
 def show(shown: dict[str, Any]) -> str:
-    """What a person reads."""
+    """Format the tables of intervals and runs."""
     lines = [
         f"{'kind':<22}{'cases':>6}{'sources':>9}{'low':>8}{'middle':>8}{'high':>8}{'left-out sources':>18}{'cases':>8}"
     ]
@@ -209,8 +218,8 @@ def show(shown: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path, help="the reference files")
-    parser.add_argument("--write", type=Path, help="where the program keeps them")
+    parser.add_argument("folder", type=Path, help="folder of the reference files")
+    parser.add_argument("--write", type=Path, help="file for the residuals")
     arguments = parser.parse_args()
     kept, shown = table(arguments.folder, [*planner_sets.read(arguments.folder), *planner_vendor.cases()])
     print(show(shown))

@@ -1,8 +1,8 @@
-"""What the planner's choice of a layout costs, and how often layouts fail by the memory that they are planned to take.
+"""Cost of the planner's layout choices, and how often layouts run out of memory by their planned share of it.
 
-Both from nanotron's H100 sweep, in which many layouts of four models were tried on 1 to 64 nodes. The rule among near-equals, the
-risk of running out of memory and the default headroom were set with its 1.34B and 8.86B models; the 3.57B and 80B ones took no
-part in that and are scored apart.
+Both come from nanotron's H100 sweep, which tried many layouts of four models on 1 to 64 nodes. The rule among near-equal layouts,
+the risk of running out of memory and the default headroom were set with its 1.34B and 8.86B models. The 3.57B and 80B models were
+not used for that and are scored separately.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from bessemer.plan.search import Candidate, LayoutSearchResult
 
 SWEEP = "nanotron"
 SET_WITH = ("nanotron 1.34B", "nanotron 8.86B")
-# Share of the sweep's runs that failed with memory to spare: hangs and time limits. Not part of the risk.
+# Share of the sweep's runs that failed with memory to spare, by hangs and time limits. It is not part of the risk.
 OTHER_FAILURES = 0.05
 BANDS = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.3)
 EMPTY_STAGES = (
     "nanotron 1.34B",
     16,
-)  # 16 blocks over 16 stages, which nanotron cuts so that four stay empty: none of 20 ran
+)  # nanotron divides 16 blocks over 16 stages so that four stay empty: none of 20 runs succeeded
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What the planner's choice among the layouts of a group loses against the best of all that were measured.
+    """Loss of the planner's layout choice in a group, compared with the best measured layout.
 
-    layouts: that were tried, failed ones too; failed: whether a run of the chosen one failed; regret: None where none of its
-    runs ended; sound: of the choice among the layouts that reached half of the best one's rate; None: there is none that fits.
+    Attributes:
+        layouts: Number of layouts tried, including failed ones.
+        failed: True if a run of the chosen layout failed.
+        regret: Share of the best rate that the choice loses; None if none of its runs finished.
+        sound: Regret of the choice among layouts that reached half of the best rate; None if none of them fits.
     """
 
     group: str
@@ -49,10 +52,10 @@ class Regret:
 
 
 def regrets(cases: Iterable[Case], headroom: float = HEADROOM) -> list[Regret]:
-    """For each model and number of nodes of the sweep of which at least one layout ran and one fits by plan.
+    """Return the regret of each model and number of nodes of the sweep with at least one measured and one fitting layout.
 
-    The choice is the program's own (`LayoutSearchResult.preferred`), among layouts whose tensor ranks share a node, which are
-    all that it proposes. A layout that was run several times takes its best time.
+    The choice is that of the program (`LayoutSearchResult.preferred`) among the layouts that it proposes, whose tensor ranks
+    share a node. A layout that was run several times counts with its best time.
     """
     groups: dict[tuple[str, int], list[Case]] = defaultdict(list)
     for case in cases:
@@ -87,7 +90,7 @@ def regrets(cases: Iterable[Case], headroom: float = HEADROOM) -> list[Regret]:
 
 
 def _choice(members: Sequence[Case], headroom: float) -> str | None:
-    """The name of the layout that the planner chooses; None: none fits."""
+    """Return the name of the layout that the planner chooses; None if none fits."""
     found = {}
     for case in members:
         if case.name in found or case.job.layout.tensor > case.job.cluster.per_node:
@@ -103,8 +106,10 @@ def _choice(members: Sequence[Case], headroom: float) -> str | None:
 
 
 def failures(cases: Iterable[Case]) -> list[dict[str, Any]]:
-    """Runs and failures by planned share of the device's memory, with what the risk says of them; models that it was fitted to
-    and others apart."""
+    """Return runs, failures and expected failures by planned share of the device's memory.
+
+    Models that the risk was fitted to are separate rows.
+    """
     counts: dict[tuple[float, bool], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for case in cases:
         layout = case.job.layout

@@ -1,9 +1,9 @@
-"""Planned memory against published measurements: error of each set, and its worst cases by name.
+"""Planned memory against published measurements: errors by set, and the worst cases.
 
     python benchmarks/planner_memory.py FOLDER [--json FILE]
 
-FOLDER holds the reference sets (planner_sets.py reads them). What a set reports is what is compared: tensors (torch's peak
-allocated), the allocator's peak (reserved), or all that is gone from the device (nvidia-smi).
+FOLDER has the reference sets that planner_sets.py reads. Each set is compared by the quantity it reports: allocated tensors
+(torch's peak), the allocator's peak (reserved), or all memory used on the device (nvidia-smi).
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import DeviceMemory, excess, memory, stages
 from bessemer.plan.estimate.memory_parts import each
 
-# torchtitan's metrics.py logs reserved_bytes.all.peak, SimuMax's guide max_memory_allocated; BLOOM's log says nvidia-smi;
-# of nanotron's sweep it is the column "Mem Res (GB)": all 501 runs have in layouts_h100.json what they have there in the sweep's
-# whole table, bench_final2 (public with the validation of RAPID-LLM, validation_scripts/huggingface_data), logged by 2^30.
+# torchtitan's metrics.py logs reserved_bytes.all.peak, SimuMax's guide max_memory_allocated; BLOOM's log names nvidia-smi. For
+# nanotron's sweep it is the column "Mem Res (GB)": all 501 runs have in layouts_h100.json the value of the sweep's whole table,
+# bench_final2 (public with the validation of RAPID-LLM, validation_scripts/huggingface_data), logged in units of 2^30.
 REPORTED = {"torchtitan": "reserved", "B200": "allocated", "BLOOM": "total", "nanotron": "reserved"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison, in the unit of its set. program: whose profile was planned with, where that is of a whole device."""
+    """One comparison, in the unit of its set.
+
+    Attributes:
+        program: Framework whose profile the plan used, for sets of whole devices.
+    """
 
     set: str
     name: str
@@ -50,8 +54,11 @@ class Row:
 
 
 def as_run(case: Case) -> Job:
-    """The case's job with the habits of the program's version: torchtitan's loss compiled from 2025 on; BLOOM's optimizer for
-    bf16 from 28 February on ("from now on the testing is happening with BF16 optimizer")."""
+    """Return the case's job with the framework version that ran it.
+
+    torchtitan compiles the loss from 2025 on. BLOOM used an optimizer for bf16 from 28 February on ("from now on the testing is
+    happening with BF16 optimizer").
+    """
     if case.set == "torchtitan" and "_2025" in case.raw["source"]:
         return replace(case.job, framework=frameworks.find("torchtitan-2025"))
     if case.set == "BLOOM" and case.raw["inputs"].get("Notes", "") >= "02-28":
@@ -60,19 +67,23 @@ def as_run(case: Case) -> Job:
 
 
 def peaks(cases: list[Case]) -> Iterator[Row]:
-    """The sets of whole devices."""
+    """Yield the comparisons of the sets that report whole devices."""
     for case in cases:
         which = case.set.split()[0]
         if case.memory is None or which not in REPORTED or not case.has_memory_of_job:
             continue
-        measured = case.raw["mem_gb"] * GIB if which == "nanotron" else case.memory  # logged by 2^30
+        measured = case.raw["mem_gb"] * GIB if which == "nanotron" else case.memory  # logged in units of 2^30
         job = as_run(case)
         yield Row(which, case.name, getattr(memory(job), REPORTED[which]), measured, job.framework.name)
 
 
 def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
-    """Figure 1: state of a stage of blocks, activations of the first; figure 7: activations, as percentages of those with
-    tensor parallelism alone. Both are of blocks: without what a block's way back takes and the embedding's dropout."""
+    """Yield the comparisons with Korthikanti et al. (2022).
+
+    Figure 1 has the state of a stage of blocks and the activations of the first stage; figure 7 has activations as percentages of
+    those with tensor parallelism alone. Both cover blocks only, without the working memory of the backward pass and the dropout
+    of the embedding.
+    """
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
         if not {"none", "params_opt_gib"} & set(seen):
@@ -105,7 +116,7 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
                 name = f"{case['case']} {mode}"
                 yield Row("Korthikanti figure 7", name, 100 * kept[mode] / kept["none"], seen[mode])
         else:
-            inner = found["none"][min(1, len(found["none"]) - 1)]  # with one stage the tables count too
+            inner = found["none"][min(1, len(found["none"]) - 1)]  # with one stage the embedding tables count too
             state = (inner.weights + inner.gradients + inner.optimizer) / GIB
             yield Row("Korthikanti figure 1", f"{case['case']} state", state, seen["params_opt_gib"])
             for mode, key in (("none", "act_gib_tp_only_no_recompute"), ("seqsel", "act_gib_sp_selective")):
@@ -113,13 +124,16 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def waiting(found: DeviceMemory) -> int:
-    """Bytes of the blocks' activations that wait for backward passes."""
+    """Return the bytes of the blocks' activations that are kept for backward passes."""
     return found.activations - found.kinds.get("backward", 0) - found.kinds.get("embedding", 0)
 
 
 def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
-    """Qi et al. 2024 (Zero Bubble), table 4: Megatron-LM of 2023, unfused attention with dropout, no ZeRO, one block fewer on
-    the first and last stage; interleaved with one block a stage. Their ZB-1p and ZB-2p are not among our schedules."""
+    """Yield the comparisons with table 4 of Qi et al. 2024 (Zero Bubble).
+
+    It used Megatron-LM of 2023, unfused attention with dropout, no ZeRO, and one block fewer on the first and last stage;
+    interleaved schedules have one block per stage. Their ZB-1p and ZB-2p are not among our schedules.
+    """
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
         if "memory_gb" not in seen:
@@ -150,7 +164,9 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def zero(cases: list[dict[str, Any]]) -> Iterator[Row]:
-    """Rajbhandari et al. 2020, table 1, in GB of 1e9: 16-bit weights and gradients, 12 bytes of optimizer."""
+    """Yield the comparisons with table 1 of Rajbhandari et al. 2020, in GB of 1e9: 16-bit weights and gradients, 12 bytes of
+    optimizer state.
+    """
     framework = Framework("zero", gradient_bytes=2.0)
     for case in cases:
         inputs = case["inputs"]
@@ -161,7 +177,8 @@ def zero(cases: list[dict[str, Any]]) -> Iterator[Row]:
                 yield Row("ZeRO table 1", f"{case['case']} stage {stage}", planned, seen)
 
 
-# What a textbook says a 70B model's state takes: bytes of weights, master copies, gradients and moments; GB; devices of 80 GB.
+# Textbook figures for the state of a 70B model: bytes of weights, master copies, gradients and moments; GB; number of 80 GB
+# devices.
 TEXTBOOK = (
     ("16-bit weights and gradients, fp32 moments", (2, 0, 2, 8), 840, None),
     ("fp32 weights and moments, 16-bit gradients", (4, 0, 2, 8), 980, 13),
@@ -180,11 +197,11 @@ def textbook() -> Iterator[Row]:
 
 
 def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
-    """Of each set: runs that ended well and that the plan says do not fit, and failed ones that it says do; excess: of the former
-    planned bytes over those of the device's data sheet, less 1.
+    """Return per set the runs that succeeded although planned not to fit, and the failed runs that were planned to fit.
 
-    A failed run of nanotron's sweep is out of memory or failed otherwise; of BLOOM's table a row without figures is out of
-    memory. Of the other sets every run ended well; MPT's micro-batches are as large as fits.
+    `excess` is the planned bytes of the former over the device's data sheet, minus 1. A failed run of nanotron's sweep ran out of
+    memory or failed otherwise; a row of BLOOM's table without figures ran out of memory. In the other sets every run succeeded;
+    MPT's micro-batches are the largest that fit.
     """
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
@@ -215,7 +232,7 @@ def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
-    """Errors of a set, as shares of what was measured."""
+    """Return the errors of a set, relative to the measurements."""
     errors = sorted(abs(row.error) for row in rows)
     worst = sorted(rows, key=lambda row: -abs(row.error))[:3]
     return {
@@ -228,7 +245,7 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 
 
 def compare(folder: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
-    """All comparisons of the sets that are in the folder, and the verdicts on what fits."""
+    """Return all comparisons for the sets found in the folder, and the verdicts on what fits."""
     cases = [*planner_sets.read(folder), *planner_vendor.cases()]
     rows = [*peaks(cases), *textbook()]
     for name, reader in (("activation_memory", korthikanti), ("pipeline", pipeline), ("zero", zero)):
@@ -239,7 +256,7 @@ def compare(folder: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
 
 
 def kept(folder: Path) -> dict[str, Any]:
-    """Errors by set, and what became of the verdicts, as plain values."""
+    """Return the errors by set and the counts of the verdicts, as plain values."""
     rows, verdict = compare(folder)
     by_set: dict[str, list[Row]] = {}
     for row in rows:
@@ -253,7 +270,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> str:
-    """The tables."""
+    """Format the tables."""
     lines = [f"{'set':22} {'n':>4} {'median':>8} {'mean abs':>9} {'90 %':>7}  worst"]
     for name, one_set in found["sets"].items():
         worst = "; ".join(f"{one['name']} {one['error']:+.1%}" for one in one_set["worst"])

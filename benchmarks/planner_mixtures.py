@@ -1,10 +1,10 @@
-"""Planned steps of mixtures of experts against published ones. No constant of the planner was fitted to any of them.
+"""Planned steps of mixtures of experts against published ones. No constant was fitted to any of them.
 
     python benchmarks/planner_mixtures.py [FOLDER] [--json FILE]
 
-FOLDER: the reference sets (planner_sets.py), of which b200.json has nine cases of DeepSeek's models cut to four layers, time and
-memory. The other rows stand here: NVIDIA's table of Megatron Bridge, release 26.02 of its performance summary, whose balance is
-forced ("we force-balance the token distribution among experts"), and DeepSeek-V3's own training.
+FOLDER has the reference sets (planner_sets.py). Its b200.json has nine cases of DeepSeek's models cut to four layers, with time
+and memory. This file has the other rows: NVIDIA's table in release 26.02 of Megatron Bridge's performance summary, whose balance
+is forced ("we force-balance the token distribution among experts"), and the training of DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
 from bessemer.plan.estimate.step import step
 
-# Megatron Bridge's performance summary, MoE rows with a shape that is known here: model, device, devices, batch in sequences,
-# micro-batch, tensor, pipeline, virtual, expert, tokens/s of a device. Sequences of 4,096, fp8 (MXFP8 on Blackwell).
+# Rows of Megatron Bridge's performance summary for MoE models with a known shape: model, device, devices, batch in sequences,
+# micro-batch, tensor, pipeline, virtual, expert, tokens/s per device. Sequences of 4,096, fp8 (MXFP8 on Blackwell).
 BRIDGE = (
     ("deepseek-v3", "GB300", 256, 4096, 2, 1, 2, 8, 32, 4976),
     ("deepseek-v3", "GB200", 256, 4096, 1, 1, 4, 4, 64, 4256),
@@ -49,7 +49,7 @@ SHORT = {"deepseekv2": "deepseek-v2", "deepseekv3": "deepseek-v3"}
 
 @dataclass(frozen=True)
 class MixtureRow:
-    """One comparison: seconds of a step, or bytes of allocated tensors."""
+    """One comparison: seconds per step, or bytes of allocated tensors."""
 
     set: str
     name: str
@@ -63,7 +63,7 @@ class MixtureRow:
 
 
 def bridge() -> list[MixtureRow]:
-    """NVIDIA's table, time of a step."""
+    """Return the step times of NVIDIA's table."""
     framework, rows = replace(frameworks.find("megatron-core"), imbalance=1.0), []
     for name, device, count, batch, micro_batch, tensor, pipeline, virtual, expert, rate in BRIDGE:
         model = shapes.find(name).config.with_changes(sequence_length=4096)
@@ -79,7 +79,7 @@ def bridge() -> list[MixtureRow]:
 
 
 def deepseek() -> MixtureRow:
-    """DeepSeek-V3's training, device-hours, with the profile of its own program."""
+    """Return DeepSeek-V3's training in device-hours, planned with the profile of its own program."""
     layout = Layout(shard=128, pipeline=16, expert=64, zero=1, micro_batch=1)
     cluster = ClusterSpec.of(devices.find("H800"), 2048)
     job = Job(shapes.find("deepseek-v3").config, layout, cluster, 15_360, "fp8", frameworks.find("deepseek-v3"))
@@ -88,8 +88,10 @@ def deepseek() -> MixtureRow:
 
 
 def simumax(folder: Path) -> list[MixtureRow]:
-    """Four layers of DeepSeek's models on a node of B200 (MooreThreads/SimuMax, docs/b200), the first of them dense: time and
-    allocated memory. Overlap off, balance forced, its repository's guide says."""
+    """Return time and allocated memory of four layers of DeepSeek's models on a B200 node (MooreThreads/SimuMax, docs/b200).
+
+    The first layer is dense. According to the repository's guide, overlap is off and balance is forced.
+    """
     framework, rows = replace(frameworks.find("megatron-core-sync"), imbalance=1.0), []
     for case in json.loads((folder / "b200.json").read_text(encoding="utf-8"))["cases"]:
         inputs, seen = case["inputs"], case["observed"]
@@ -109,7 +111,7 @@ def simumax(folder: Path) -> list[MixtureRow]:
 
 
 def summary(rows: list[MixtureRow]) -> dict[str, Any]:
-    """Errors of a set."""
+    """Return the errors of a set."""
     errors = [row.error for row in rows]
     return {
         "n": len(rows), "median": median(errors), "mean_absolute": mean(map(abs, errors)), "lowest": min(errors),

@@ -1,5 +1,4 @@
-"""Residuals of published cases, pooled so that every source counts the same, and how often a source lies inside an interval that
-the others make."""
+"""Residuals of published cases, pooled with equal weight per source, and the coverage of left-out sources."""
 
 from __future__ import annotations
 
@@ -15,7 +14,11 @@ WANTED = 0.8
 
 @dataclass(frozen=True)
 class Residual:
-    """value: logarithm of measured over planned; kind: of device and precision, where it is of a step, the program, of memory."""
+    """Logarithm of measured over planned for one case.
+
+    Attributes:
+        kind: Device and precision for a step, the program for memory.
+    """
 
     source: str
     name: str
@@ -24,7 +27,7 @@ class Residual:
 
 
 def quantile(found: Sequence[Residual], share: float) -> float:
-    """The value that this share of the cases does not exceed, each source weighted alike."""
+    """Return the value that a `share` of the cases does not exceed, with equal weight per source."""
     counts: dict[str, int] = defaultdict(int)
     for one in found:
         counts[one.source] += 1
@@ -37,7 +40,7 @@ def quantile(found: Sequence[Residual], share: float) -> float:
 
 
 def interval(found: Sequence[Residual], tail: float) -> tuple[float, float]:
-    """Low and high end: the quantiles of both tails."""
+    """Return the low and high end, the quantiles of both tails."""
     return quantile(found, tail), quantile(found, 1 - tail)
 
 

@@ -35,9 +35,9 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, "--minutes", "0.09", "--parts", "losses", "memory")
     rows = json.loads((tmp_path / "summary.json").read_text())["parts"]
     assert done.returncode == 0 and [row["part"] for row in rows] == ["losses", "memory"], done.stdout + done.stderr
-    assert all(row["ended"].startswith(("not begun", "cut short")) for row in rows)
+    assert all(row["ended"].startswith(("not started", "timed out")) for row in rows)
     refused = run(tmp_path, "--minutes", "0")
-    assert refused.returncode == 2 and "--minutes: more than 0" in refused.stderr
+    assert refused.returncode == 2 and "--minutes" in refused.stderr
 
 
 def test_what_is_packed_is_all_that_a_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
