@@ -1,4 +1,4 @@
-"""How often the intervals of `bessemer ladder` contain the measured loss, on several kinds of text.
+"""Coverage of the intervals of `bessemer ladder`: how often they contain the measured loss, on several kinds of text.
 
     python benchmarks/ladder_coverage.py TEXTS --work DIR --json benchmarks/results/ladder_coverage.json
 

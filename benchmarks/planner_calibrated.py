@@ -29,9 +29,15 @@ AT_MOST_ONE = ("bandwidth", "intra", "inter")
 def calibrate(
     measured: Sequence[tuple[Job, float]], prior: Physics = PHYSICS, widths: dict[str, float] | None = None
 ) -> Physics:
-    """Constants with which the measured steps (job, seconds) and the prior are most likely together.
+    """Return the most likely constants given the prior and the measured steps.
 
-    Raises InputError on a step of no time.
+    Args:
+        measured: Pairs of job and seconds.
+        prior: Constants before calibration.
+        widths: Standard deviations of the constants' logarithms, `WIDTHS` by default.
+
+    Raises:
+        InputError: A step takes no time.
     """
     for _, seconds in measured:
         if not seconds > 0:

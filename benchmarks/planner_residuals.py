@@ -45,7 +45,7 @@ def interval(found: Sequence[Residual], tail: float) -> tuple[float, float]:
 
 
 def coverage(found: Sequence[Residual], tail: float) -> dict[str, float]:
-    """For each source, the share of its cases inside the interval of all other sources."""
+    """Return for each source the share of its cases inside the interval of all other sources."""
     shares = {}
     for source in sorted({one.source for one in found}):
         low, high = interval([one for one in found if one.source != source], tail)
@@ -54,13 +54,13 @@ def coverage(found: Sequence[Residual], tail: float) -> dict[str, float]:
 
 
 def inside(found: Sequence[Residual], tail: float) -> tuple[float, float]:
-    """Share inside when their source is left out: the mean over sources, and over cases."""
+    """Return the share of cases inside when their source is left out: the mean over sources, and over cases."""
     shares = coverage(found, tail)
     return fmean(shares.values()), fmean(shares[one.source] for one in found)
 
 
 def pooled(found: Sequence[Residual]) -> dict[str, Any]:
-    """Interval and median of residuals, with the tails for which the smaller coverage of the two is nearest 80%."""
+    """Return interval and median of residuals, with the tails whose smaller coverage is nearest to 80%."""
     tail = min(TAILS, key=lambda each: abs(min(inside(found, each)) - WANTED))
     of_sources, of_cases = inside(found, tail)
     low, high = interval(found, tail)

@@ -1,8 +1,9 @@
-"""Device-hours of published whole runs against what the planner says, asked as a user asks it: parameters, tokens and devices.
+"""Device-hours of published whole runs, compared with plans from parameters, tokens and devices.
 
-Runs: those of gpu_hours.json whose model is dense and whose device is in the catalogue, and those of planner_runs.toml. Every
-other one by name is for fitting (one number, what no part explains), the others are scored. Asked twice: of the default program,
-which nobody has measured, and with the program named whose profile is nearest, with the published batch and sequence.
+The runs are those of gpu_hours.json with a dense model and a device in the catalogue, and those of planner_runs.toml. By name,
+every other run is used to fit one number, for what no part of the plan explains; the others are scored. Each run is planned
+twice: with the default program, which nobody has measured, and with the program of the nearest profile, the published batch and
+sequence.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from bessemer.plan import devices, plan_request, plan_result
 from bessemer.workflow.choose_layout import planning_goal
 
 TABLE = Path(__file__).with_name("planner_runs.toml")
-MIXTURES = ("Llama4-Maverick", "DeepSeek-V3")  # of experts
-UNKNOWN_DEVICES = 512  # where a source does not say how many
+MIXTURES = ("Llama4-Maverick", "DeepSeek-V3")  # mixtures of experts
+UNKNOWN_DEVICES = 512  # number of devices for sources that do not give it
 ALIASES = {"A100-80": "A100 SXM 80GB", "A100-40": "A100 SXM 40GB", "H100": "H100 SXM"}
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A whole run. hours: of all devices together; source: runs of one source count as one when residuals are pooled."""
+    """A published whole run.
+
+    Attributes:
+        hours: Device-hours in total.
+        known: Further published facts.
+    """
 
     name: str
     params: float
@@ -40,13 +46,20 @@ class PublishedRun:
 
     @property
     def source(self) -> str:
-        """Whose run it is: the name before its size, Llama 3 and 3.1 as one."""
+        """Group of runs that counts as one source: the name before the size, with Llama 3 and 3.1 as one."""
         return self.name.rsplit("-", 1)[0].removesuffix(".1")
 
 
 @dataclass(frozen=True)
 class AskedRun:
-    """What the planner says of a run: ideal hours, hours with failures and checkpoints, and the program it is of."""
+    """Plan of a published run.
+
+    Attributes:
+        named: True if planned with the run's program, batch and sequence.
+        ideal: Device-hours without failures and checkpoints.
+        running: Device-hours with failures and checkpoints.
+        program: Name of the program planned with.
+    """
 
     run: PublishedRun
     named: bool
@@ -56,7 +69,7 @@ class AskedRun:
 
 
 def read(folder: Path) -> list[PublishedRun]:
-    """All of them by name; none where the reference file is missing."""
+    """Return all runs in order of their names; none if the reference file is missing."""
     path = folder / "gpu_hours.json"
     if not path.is_file():
         return []
@@ -79,7 +92,10 @@ def read(folder: Path) -> list[PublishedRun]:
 
 
 def asked(run: PublishedRun, named: bool) -> AskedRun:
-    """As `bessemer plan --params P --tokens T --gpus N` plans it; named: with the program, its batch and its sequence as well."""
+    """Return the plan of a run as `bessemer plan --params P --tokens T --gpus N` makes it.
+
+    If `named`, the plan also gets the run's program, batch and sequence.
+    """
     device = devices.find(run.device).name
     words = {"params": repr(run.params), "tokens": str(int(run.tokens)), "gpus": f"{run.devices}x{device}"}
     if named or run.devices % 16:  # an odd number of devices needs a batch that it divides
@@ -95,16 +111,21 @@ def asked(run: PublishedRun, named: bool) -> AskedRun:
 
 
 def half(runs: list[PublishedRun], which: int) -> set[str]:
-    """Names of a half: 0 for fitting, 1 for scoring."""
+    """Return the names of a half of the runs: 0 for fitting, 1 for scoring."""
     return {run.name for number, run in enumerate(runs) if number % 2 == which}
 
 
 def fit(answers: list[AskedRun], factors: dict[str, float], fitting: set[str]) -> tuple[float, list[Residual]]:
-    """What remains between the parts and the hours of the half for fitting (`rest`, a logarithm), and the residuals of all runs
-    around what would be expected of each if that number were fitted to all other sources.
+    """Return what the plan's parts leave unexplained, and the residuals of all runs.
 
-    The rest is a mean, since it is for runs that took far longer than others like them as well: with the median of the half that
-    it was fitted to, the expected hours of that half were 7% too low. factors: of the program, by its name.
+    The rest is the mean logarithm over the runs for fitting. A mean, because it must also cover runs that took far longer than
+    similar ones: with the median, the expected hours of the fitted half were 7% too low. The residual of a run is relative to the
+    rest fitted to all other sources.
+
+    Args:
+        answers: Plans of the runs.
+        factors: Factor of each program by name.
+        fitting: Names of the runs for fitting.
     """
     remains = [
         Residual(one.run.source, one.run.name, log(one.run.hours / (one.running * factors[one.program]))) for one in answers
@@ -118,7 +139,7 @@ def fit(answers: list[AskedRun], factors: dict[str, float], fitting: set[str]) -
 
 
 def score(rows: list[dict[str, Any]], part: str) -> dict[str, float]:
-    """Errors of a half: median and mean absolute, bias (of the sum of logarithms), share inside the interval."""
+    """Return the errors of a half: median and mean absolute, bias (mean logarithm), and share inside the interval."""
     some = [row for row in rows if row["half"] == part]
     errors = [row["expected"] / row["hours"] - 1 for row in some]
     return {

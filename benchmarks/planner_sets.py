@@ -1,7 +1,7 @@
-"""The published measurements that the planner is held against, read into jobs: one reader for each set.
+"""Readers that turn published measurements into jobs for the planner, one for each set.
 
-read(folder) gives a list of Case. What a source leaves out is assumed, and the assumption stands beside the reader that
-makes it. Sets that are not dense transformers with a known layout (mixtures of experts, runs without a layout) are left out.
+`read(folder)` returns a list of Case. Facts that a source leaves out are assumed; the reader's docstring names the assumptions.
+Sets other than dense transformers with a known layout (mixtures of experts, runs without a layout) are left out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """A published measurement. seconds: of a step; memory: bytes on the fullest device; None: not published; raw: the record;
-    left_out: why it is compared with nothing, or but for its memory (planner_sweep.BEFORE_FIX); "": it is."""
+    """A published measurement.
+
+    Attributes:
+        seconds: Seconds per step; None if not published.
+        memory: Bytes on the fullest device; None if not published.
+        raw: The record of the source.
+        left_out: Reason that the case is left out; "" if it is used. With planner_sweep.BEFORE_FIX only its memory is used.
+    """
 
     name: str
     set: str
@@ -40,12 +46,12 @@ class Case:
 
     @property
     def has_memory_of_job(self) -> bool:
-        """Whether what it took, or that it did not fit, says something of the memory of its job."""
+        """True if the measured memory, or the failure to fit, is evidence about the memory of this job."""
         return self.left_out in ("", planner_sweep.BEFORE_FIX)
 
 
 def read(folder: Path) -> list[Case]:
-    """All cases of the files that are in the folder, those that are left out too."""
+    """Return all cases of the files found in the folder, including those left out."""
     return [
         case for name, reader in READERS.items() if (folder / name).is_file() for case in reader(_load(folder / name))
     ]
@@ -61,7 +67,7 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 
 def cluster(device: DeviceSpec, gpus: int, inter: float | None = None) -> ClusterSpec:
-    """Nodes of 8, or one that is not full."""
+    """Return a cluster of nodes of 8, or of one smaller node."""
     return ClusterSpec(device, gpus, min(8, gpus), device.intra_bandwidth, inter or device.inter_bandwidth)
 
 
@@ -69,7 +75,10 @@ def cluster(device: DeviceSpec, gpus: int, inter: float | None = None) -> Cluste
 
 
 def step_time_a100(rows: list[dict[str, Any]]) -> Iterator[Case]:
-    """Full recompute, 1F1B, 800 Gb/s a node. ZeRO is not said: none, which takes the same time as stage 1 but for memory."""
+    """Yield vTrain's cases: full recompute, 1F1B, 800 Gb/s per node.
+
+    The source does not name the ZeRO stage. Assumed: none, which takes the same time as stage 1 and differs in memory only.
+    """
     device = devices.find("A100 SXM 80GB")
     for row in rows:
         tensor = row["tp"]
@@ -92,20 +101,24 @@ def step_time_a100(rows: list[dict[str, Any]]) -> Iterator[Case]:
 
 # --- Megatron-LM: SC'21 and Megatron-Core on H100 --------------------------------------------------------------------------
 
-# Micro-batch and stages on a device of Table 1, which the paper does not print, from the authors' examples/sc21/run_table_1.sh
-# in Megatron-LM (micro-batch; layers of a virtual stage, 0: one stage a device), by layers and hidden size.
+# Micro-batch and stages per device of Table 1, which the paper does not print: from the authors' examples/sc21/run_table_1.sh in
+# Megatron-LM (micro-batch; layers of a virtual stage, 0 for one stage per device), by layers and hidden size.
 SC21 = {
     (24, 2304): (16, 0), (30, 3072): (16, 0), (36, 4096): (16, 0), (40, 6144): (8, 0), (48, 8192): (4, 0),
     (60, 10240): (2, 5), (80, 12288): (2, 5), (96, 16384): (1, 3), (105, 20480): (1, 1), (128, 25600): (1, 0),
 }  # fmt: skip
-GPT_SHAPES = {174.6: (96, 12288, 96), 529.6: (105, 20480, 128)}  # layers, hidden, heads of Table 2 (its section 5.2)
+GPT_SHAPES = {
+    174.6: (96, 12288, 96),
+    529.6: (105, 20480, 128),
+}  # layers, hidden size, heads of Table 2 (its section 5.2)
 
 
 def megatron(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """SC'21 Tables 1 and 2: the printed TFLOP/s count the recomputed forward pass. Megatron-Core: model FLOPs.
+    """Yield the cases of Megatron-LM (SC'21, Tables 1 and 2) and of Megatron-Core.
 
-    Table 2's model-parallel rows: the interleaved schedule of Table 1. Megatron-Core's table prints neither micro-batch nor
-    interleaving: a micro-batch of 1, and as many stages a device as divide its layers, 7 at most.
+    The printed TFLOP/s of SC'21 include the recomputed forward pass; those of Megatron-Core are model FLOPs. Model-parallel rows
+    of Table 2 use the interleaved schedule of Table 1. Megatron-Core's table prints neither micro-batch nor interleaving;
+    assumed: a micro-batch of 1, and the most stages per device, up to 7, that divide its layers.
     """
     for case in cases:
         inputs, seen, name = case["inputs"], case["observed"], case["case"]
@@ -171,9 +184,12 @@ def _sc21(case: dict[str, Any], name: str, inputs: dict[str, Any], seen: dict[st
 
 
 def papers(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """MT-NLG: a micro-batch of 1, no interleaving (DeepSpeed's schedule). MegaScale and its Megatron-LM: a micro-batch of 1,
-    selective recompute and sequence parallelism, 200 Gb/s for each GPU, as the paper's text leaves open; where only MFU is
-    given, of FLOPs by Megatron's formula. The ablation is of variants without a size each, and is left out."""
+    """Yield the cases of MT-NLG and MegaScale.
+
+    MT-NLG: a micro-batch of 1, no interleaving (DeepSpeed's schedule). MegaScale and its Megatron-LM: a micro-batch of 1,
+    selective recompute and sequence parallelism, 200 Gb/s for each GPU, where the paper does not say. Where only MFU is
+    published, FLOPs follow Megatron's formula. The ablation is left out, since its variants have no sizes.
+    """
     for case in cases:
         inputs, seen, name = case["inputs"], case["observed"], case["case"]
         if name.startswith("MTNLG"):
@@ -204,7 +220,7 @@ def papers(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 
 def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """Table 5's step times, and the memory of figure 1 (the recompute mode that is asked for stands in the record)."""
+    """Yield the step times of Table 5 and the memory of figure 1. The record has the recompute mode."""
     for case in cases:
         inputs, seen, name = case["inputs"], case["observed"], case["case"]
         if "layers" not in inputs or not ({"iter_time_s", "params_opt_gib"} & set(seen)):
@@ -227,9 +243,12 @@ def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 
 def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """The H100 with 96 GB runs at 500 W: matmuls are taken to slow with the cube root of the power, as a chip does whose
-    voltage follows its clock. Sequences of 8,192; selective checkpointing per operation unless another is said; a pipeline
-    rank's batch is cut into as many micro-batches as there are ranks (torchtitan's default of 2024)."""
+    """Yield torchtitan's cases on H100 and H200.
+
+    The H100 with 96 GB runs at 500 W. Assumed: matmuls slow down with the cube root of the power, as for a chip whose voltage
+    follows its clock. Sequences of 8,192; selective checkpointing per operation unless the record says otherwise; the batch of a
+    pipeline rank has as many micro-batches as there are ranks (torchtitan's default of 2024).
+    """
     h100 = devices.find("H100 SXM")
     slowed = (5 / 7) ** (1 / 3)
     slower = replace(
@@ -268,14 +287,17 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 
 # Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that overlaps with matmuls. Assumed; torchtitan's
-# own tables suggest less, and were not used for it.
+# own tables suggest less and were not used for it.
 ASYNC_TENSOR = 0.6
 
 # --- LLM Foundry's MPT -----------------------------------------------------------------------------------------------------
 
 
 def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """ZeRO-3 or 2 on all GPUs. H100s: 400 Gb/s for each; A100s: 200 (the README says neither)."""
+    """Yield the cases of LLM Foundry's MPT: ZeRO-3 or 2 on all GPUs.
+
+    Assumed: 400 Gb/s for each H100, 200 for each A100 (the README has neither).
+    """
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
         hidden, heads, layers = MPT[inputs["model"].removeprefix("MPT-").lower()]
@@ -298,16 +320,17 @@ def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
 # --- BLOOM's preparation ---------------------------------------------------------------------------------------------------
 
 
-# Bytes/s that a device sends out of its node on Jean Zay, 8 of them sharing 4 Omni-Path links of 100 Gb/s: BigScience measured an
-# all-reduce between two nodes at 135 Gb/s (bigscience's experiments/README.md), and one of its A100 nodes, in the run's own
-# environment, at 41 over one ring of two channels (experiments/bandwidth/all_reduce_bench-a100-n4.txt).
+# Bytes/s that a device sends out of its node on Jean Zay, where 8 devices share 4 Omni-Path links of 100 Gb/s. BigScience
+# measured an all-reduce between two nodes at 135 Gb/s (bigscience's experiments/README.md), and one of its A100 nodes, in the
+# environment of the run, at 41 over one ring of two channels (experiments/bandwidth/all_reduce_bench-a100-n4.txt).
 JEAN_ZAY = 135e9 / 8 / 8
 
 
 def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """64 heads where none are said ("all NHEADS=64 (above too)"), 250,880 ids, full recompute, ZeRO-1 unless ZS says otherwise.
+    """Yield the cases of BLOOM's preparation. Rows without a time have None.
 
-    Rows without a time have none here.
+    64 heads where the row has none ("all NHEADS=64 (above too)"), 250,880 ids, full recompute, and ZeRO-1 unless ZS gives another
+    stage.
     """
     device = devices.find("A100 SXM 80GB")
     for case in cases:
@@ -323,7 +346,7 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
         model = gpt(
             inputs["hidden_parsed"], inputs["layers_parsed"], heads, inputs["seq"], padded(250680, int(inputs["TP"]))
         )
-        data = inputs["gpus"] // (int(inputs["TP"]) * int(inputs["PP"]))  # one row's DP is not what its GPUs give
+        data = inputs["gpus"] // (int(inputs["TP"]) * int(inputs["PP"]))  # the DP of one row contradicts its GPUs
         layout = Layout(
             shard=data, tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
             zero=int(inputs.get("ZS", 1)), recompute="full", sequence_parallel=False,
@@ -337,7 +360,7 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
             frameworks.find("megatron-deepspeed"),
         )
         memory = seen["mem_gb"] * 1e9 if seen.get("mem_gb") else None
-        # Two rows of the source have their columns swapped (the reference file's note): the same run stands right elsewhere.
+        # Two rows of the source have their columns swapped (the reference file's note): another row has the same run correctly.
         seconds = seen.get("hw_tflops_per_gpu" if inputs["line"] in (669, 670) else "iter_time_s")
         yield Case(case["case"], "BLOOM", job, seconds, memory, case)
 
@@ -346,7 +369,10 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 
 def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """Dense models (DeepSeek's are mixtures of experts and are left out). All overlap off (the repository's repro guide)."""
+    """Yield SimuMax's dense models on a B200 node, without overlap (the repository's repro guide).
+
+    DeepSeek's models are mixtures of experts and are left out.
+    """
     device = devices.find("B200 SXM")
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
@@ -370,15 +396,16 @@ def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
 # --- nanotron's sweep on H100 ----------------------------------------------------------------------------------------------
 
 
-# Bytes/s that a device of the sweep's cluster sends out of its node, fitted to the rows of its 1.34B and 8.86B models: half
-# of the 400 Gb/s of its sheet. Rounded; the 3.57B and 80B rows were in view.
+# Bytes/s that a device of the sweep's cluster sends out of its node, fitted to the rows of its 1.34B and 8.86B models and
+# rounded: half of the 400 Gb/s of its data sheet. The errors of the 3.57B and 80B rows were known.
 SWEEP_INTER = 25e9
 
 
 def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
-    """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured.
+    """Yield nanotron's sweep. Failed rows have no time and no memory.
 
-    gathered, left_out of a row: planner_sweep.py. Without them: as the profile has it, and not left out.
+    Rows whose micro-batches do not add up to the batch keep the measured values. `gathered` and `left_out` come from
+    planner_sweep.py; without them the profile's value is used and no row is left out.
     """
     device = devices.find("H100 SXM")
     for row in rows:
@@ -402,8 +429,8 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
 
 # --- Llama 3 405B ----------------------------------------------------------------------------------------------------------
 
-# Grattafiori et al. 2024, table 4: GPUs, tensor, context, pipeline, data, sequence, sequences of a data rank, TFLOP/s for each.
-# The text that was read prints 4 data ranks in the last row, which make neither its 16,384 GPUs nor its 16M tokens: 8 do.
+# Grattafiori et al. 2024, table 4: GPUs, tensor, context, pipeline, data, sequence, sequences per data rank, TFLOP/s per GPU. The
+# printed 4 data ranks of the last row contradict its 16,384 GPUs and its 16M tokens: 8 agree with both.
 LLAMA3_TABLE_4 = (
     (8192, 8, 1, 16, 64, 8192, 32, 430.0),
     (16384, 8, 1, 16, 128, 8192, 16, 400.0),
@@ -412,9 +439,11 @@ LLAMA3_TABLE_4 = (
 
 
 def llama3_405b(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """Table 4 of the paper; the file itself holds its interruptions. Of its section 3.3.2: 8 stages
-    a device (126 blocks and a place each for embedding and head, over 16 ranks), no recompute, zero 2. Assumed: a micro-batch
-    of 1, FLOPs of 6 per parameter plus attention's causal half."""
+    """Yield table 4 of the Llama 3 paper; the file itself has only its interruptions.
+
+    From section 3.3.2: 8 stages per device (126 blocks plus embedding and head over 16 ranks), no recompute, ZeRO-2. Assumed: a
+    micro-batch of 1, and FLOPs of 6 per parameter plus attention's causal half.
+    """
     del cases
     for gpus, tensor, context, pipeline, data, sequence, each, tflops in LLAMA3_TABLE_4:
         model = llama3("405", sequence)

@@ -1,6 +1,6 @@
-"""What layouts_h100.json does not say of its rows: the version of nanotron that each run is of, and which are to be left out.
+"""Facts about the rows of layouts_h100.json that the file lacks: nanotron's version per run, and rows to leave out.
 
-planner_sweep.toml has it, from the sweep's whole table; marked() merges it into the rows of the file.
+planner_sweep.toml has them, from the sweep's whole table; `marked()` merges them into the rows of the file.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from bessemer.common.errors import InputError
 
 FILE = "layouts_h100.json"
 TABLE = Path(__file__).with_suffix(".toml")
-DEEP = 4  # pipeline stages from which on the last version keeps what it gathers
+DEEP = 4  # pipeline stages from which on the last version keeps gathered inputs
 BEFORE_FIX = "a pipeline before the fix of the program's pipeline"
 
 
 def marked(rows: Sequence[dict[str, Any]], table: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The rows with `gathered` (what is kept of gathered inputs) and `left_out` (why, "": it is not) of each.
+    """Return the rows with `gathered`, the share of gathered inputs that is kept, and `left_out`, the reason or "".
 
-    A pipeline's time before the fix is left out, a failure is not. Raises InputError where the table and the rows are not of
-    one sweep: another number of rows, a layout that none of them has, a row that is named twice.
+    The time of a pipeline before the fix is left out; a failure is not.
+
+    Raises:
+        InputError: Table and rows are not from the same sweep: the number of rows differs, a layout is missing, or a row is named
+            twice.
     """
     table = table or tomllib.loads(TABLE.read_text(encoding="utf-8"))
     if len(rows) != table["rows"]:
-        raise InputError(
-            f"{FILE} has {len(rows)} rows and {TABLE.name} is of {table['rows']}: it is for another version of that file"
-        )
+        raise InputError(f"{FILE} has {len(rows)} rows, but {TABLE.name} is for a version with {table['rows']} rows")
     versions = table["version"]
     (default,) = [number for number, version in enumerate(versions) if "layouts" not in version]
     named = _named(rows, ((number, version["layouts"]) for number, version in enumerate(versions) if number != default))
@@ -44,8 +45,10 @@ def marked(rows: Sequence[dict[str, Any]], table: dict[str, Any] | None = None) 
 
 
 def _named(rows: Sequence[dict[str, Any]], lists: Iterable[tuple[Any, dict[str, str]]]) -> dict[int, Any]:
-    """What is listed for each of the rows, by their places. A name is tensor-pipeline-micro_batch-zero, of several runs of one
-    layout with @ and a rate or @failed."""
+    """Return the listed value of each row, by row index.
+
+    A name is tensor-pipeline-micro_batch-zero; @ and a rate or @failed selects one of several runs of a layout.
+    """
     places: dict[tuple[str, str], list[int]] = defaultdict(list)
     for at, row in enumerate(rows):
         group = f"{row['model_b']}B, {row['nodes']} nodes"

@@ -1,7 +1,7 @@
 """NVIDIA's own step times in fp8 on Hopper and Blackwell, read into cases.
 
-One rule was set with half of them: Transformer Engine's fp8 matmuls hold their best rate over whole steps (`fp8_sustained` in
-frameworks.toml). It has no constant, but the other half was in view too when it was found.
+One rule was set with half of them: Transformer Engine's fp8 matmuls sustain their best rate over whole steps (`fp8_sustained` in
+frameworks.toml). It has no constant, but the errors of the other half were known too when it was found.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 
 
 def cases() -> Iterator[Case]:
-    """NVIDIA's table (planner_vendor.toml), in two sets. No recompute, which it does not print; nor does it say what is kept in
-    the host's memory, so that memory is not compared."""
+    """Yield NVIDIA's table (planner_vendor.toml) as two sets.
+
+    Assumed: no recompute, which the table does not print. Memory is not compared, since the table does not say what is kept in
+    host memory.
+    """
     rows = tomllib.loads(Path(__file__).with_name("planner_vendor.toml").read_text(encoding="utf-8"))["rows"]
     for number, (
         device,

@@ -1,4 +1,4 @@
-"""A group of processes on this machine that is started once, without restarts: for measurements and proofs."""
+"""A process group on this machine that starts once, without restarts, for measurements and checks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ if TYPE_CHECKING:
     from bessemer.distributed.mesh import ProcessMesh
     from bessemer.recipe import Parallel
 
-ALONE = 0  # as the number of processes: one, outside of any process group
+ALONE = 0  # number of processes for a run without any process group
 
 
 def run_group(
     arguments: Sequence[str], processes: int, logs: Path, *, seconds: float, variables: Mapping[str, str],
     good: Sequence[int] = (0,),
 ) -> str | None:  # fmt: skip
-    """Run Python with `arguments` as a process group with the environment of torchrun; processes: ALONE for one without it.
+    """Run Python with `arguments` as a process group with torchrun's environment. If one process fails, kill the others.
 
-    logs: beginning of the files for their output, one a rank; seconds: limit of the whole; good: exit codes of success.
-    Returns why it failed, in a line, or None. Kills those that are left when one fails.
+    Args:
+        arguments: Arguments of Python.
+        processes: Number of processes; ALONE for one without a group.
+        logs: Prefix of the output files, one per rank.
+        seconds: Time limit of the whole run.
+        variables: Additional environment variables.
+        good: Exit codes that mean success.
+
+    Returns:
+        The reason of a failure in one line, or None.
     """
     environment = {
         "GOMP_SPINCOUNT": "1000", **os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -45,7 +53,7 @@ def run_group(
     deadline = monotonic() + seconds
     try:
         for rank, path in enumerate(files):
-            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}  # without WORLD_SIZE no group
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}  # without WORLD_SIZE there is no group
             with path.open("wb") as log:
                 line = [sys.executable, *arguments]
                 started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=subprocess.STDOUT))
@@ -62,12 +70,14 @@ def run_group(
         return None
     texts = [files[rank].read_text(errors="replace").strip().splitlines() for rank in failed]
     last = [lines[-1] for lines in texts if lines and "closed by peer" not in lines[-1].lower()]
-    return last[0] if last else f"rank {failed[0]} ended with {codes[failed[0]]} within {seconds:.0f} s"
+    return last[0] if last else f"rank {failed[0]} ended with exit code {codes[failed[0]]} within {seconds:.0f} s"
 
 
 def work_as_member(layout: Parallel, device: torch.device, work: Callable[[ProcessMesh], None]) -> NoReturn:
-    """Work as one process of `run_group`, on the mesh of its group, and exit: with the code of an expected error, which is
-    printed, else with 0."""
+    """Run `work` as one process of `run_group` on the mesh of its group, then exit.
+
+    The exit code is 0, or that of an expected error, which is printed.
+    """
     from bessemer.distributed.mesh import SINGLE_PROCESS, join, leave
 
     code = 0
@@ -80,4 +90,4 @@ def work_as_member(layout: Parallel, device: torch.device, work: Callable[[Proce
         print(f"bessemer: {error}")
         code = error.exit_code
     sys.stdout.flush()
-    os._exit(code)  # Python's teardown may wait for a thread of the group
+    os._exit(code)  # Python's shutdown may wait for a thread of the group

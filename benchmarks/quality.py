@@ -1,7 +1,7 @@
-"""The quality classifier's rates in MB of text per CPU-second, on Python source and package descriptions.
+"""Rates of the quality classifier in MB of text per CPU-second, on Python source code.
 
-MB of whole documents, whatever share of them is read: `read` says how much that is. fastText is measured too when a
-supervised model is given (--fasttext FILE --label LABEL), on the same bytes.
+Rates count whole documents, however much of each is read; `read` is the rate of the bytes read. With a supervised fastText model
+(--fasttext FILE --label LABEL), fastText is measured on the same bytes.
 
     python benchmarks/quality.py --json FILE
 """
@@ -26,7 +26,7 @@ from bessemer.recipe import Quality
 
 
 def texts_of(megabytes: int) -> list[str]:
-    """Python source of the standard library and of what is installed, whole files."""
+    """Return whole Python files of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     files = sorted(path for place in ("stdlib", "purelib") for path in Path(paths[place]).rglob("*.py"))
     order = np.random.default_rng(0).permutation(len(files))
@@ -61,7 +61,7 @@ def main() -> None:
     sizes = np.array([len(text.encode()) for text in raw])
     size = float(sizes.sum()) / 1e6
 
-    # What the sides are does not change the rate: files by the parity of their place.
+    # The labels do not affect the rate: files are labelled by the parity of their index.
     settings = Quality(high=("a",), low=("b",))
     few = raw[:2000]
     places = np.arange(len(few))
@@ -88,7 +88,7 @@ def main() -> None:
         print(f"\n{len(raw)} documents, {size:.0f} MB, of which {read:.0f} MB are read")
         for name, found in times.items():
             print(
-                f"  {name:<10} {size / median(found):7.1f} MB per CPU-second; of what is read {read / median(found):7.1f}"
+                f"  {name:<10} {size / median(found):7.1f} MB per CPU-second; of bytes read {read / median(found):7.1f}"
             )
             rows.append({"what": name, "megabytes": size, "read_megabytes": read, "cpu_seconds": found})
     if given.json:

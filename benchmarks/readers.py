@@ -1,10 +1,10 @@
-"""Reading crawls: MB of HTML per CPU-second, from a packed archive to text, beside warcio and datatrove.
+"""MB of HTML per CPU-second of reading crawls into text, compared with warcio and datatrove.
 
-A folder of HTML pages is packed as Common Crawl packs them (one gzip member a record, each response with its
-request). Ours is measured in three steps: the archive alone, with the extraction of all text, and of the main
-content. The peers run in a Python that has them (`pip install warcio trafilatura datatrove[io]`): warcio with
-trafilatura's main content, and datatrove's WarcReader and Trafilatura, on the first --peer-pages pages, since they
-take 30 times as long. CPU time of a process of its own, in turns, so that neighbours on the machine cost little.
+A folder of HTML pages is packed as Common Crawl packs them (one gzip member per record, each response with its request). Bessemer
+is measured reading the archive alone, extracting all text, and extracting the main content. The peers run in a Python that has
+them (`pip install warcio trafilatura datatrove[io]`): warcio with trafilatura's main content, and datatrove's WarcReader and
+Trafilatura. They get the first --peer-pages pages only, since they take 30 times as long. Times are CPU seconds of separate
+processes that take turns, so that other load has little effect.
 
     python benchmarks/readers.py --html FOLDER [--peer-python PYTHON] [--json FILE]
 """
@@ -66,11 +66,11 @@ print(json.dumps({{"seconds": seconds, "pages": count, "characters": text, "peak
 """
 
 EMPTY = "count = text = 0\n"
-"""What starting Python and importing nothing costs; taken off."""
+"""Work of an empty process; its time is subtracted."""
 
 
 def pack(pages: list[Path], path: Path) -> int:
-    """Write the pages as a crawl archive; gives the bytes of HTML."""
+    """Write the pages as a crawl archive and return the bytes of HTML."""
     total = 0
     with open(path, "wb") as archive:
         for number, page in enumerate(pages):
@@ -88,14 +88,14 @@ def pack(pages: list[Path], path: Path) -> int:
 
 
 def measure(python: str, work: str, path: Path, way: str) -> dict[str, float] | None:
-    """One run in a process of its own; None when the peer is not there or fails."""
+    """Run once in a separate process; return None if the peer is missing or fails."""
     code = FRAME.format(work=work)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python, "-c", code, str(path), way], capture_output=True, text=True, env=environment, check=False
     )
     if done.returncode:
-        print(f"  left out: {(done.stderr.strip().splitlines() or ['failed'])[-1]}", file=sys.stderr)
+        print(f"  skipped: {(done.stderr.strip().splitlines() or ['failed'])[-1]}", file=sys.stderr)
         return None
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--html", type=Path, required=True, help="folder of .html files")
     parser.add_argument("--pages", type=int, default=1000)
     parser.add_argument("--peer-pages", type=int, default=40)
-    parser.add_argument("--peer-python", help="a Python with warcio, trafilatura and datatrove")
+    parser.add_argument("--peer-python", help="Python with warcio, trafilatura and datatrove")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -142,7 +142,7 @@ def main() -> None:
             rate = median(run["rate"] for run in found_runs)
             last = found_runs[-1]
             print(f"{name:24s} {way:14s} {rate:8.2f}  {last['pages']:5.0f} pages {last['characters']:10.0f} characters "
-                  f"{last['peak_mb']:6.0f} MB at the most")  # fmt: skip
+                  f"{last['peak_mb']:6.0f} MB peak")  # fmt: skip
             results.append({"name": name, "way": way, "mb_per_cpu_second": rate, **last})
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": describe(), "results": results}, indent=1) + "\n")

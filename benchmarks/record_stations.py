@@ -1,8 +1,8 @@
-"""Count the modules through which one record of a crawl passes from the archive to a shard of tokens.
+"""Count the modules that one record of a crawl passes from the archive to a token shard.
 
-A page with a marked sentence is built into a corpus and tokens, in this process and with the default rules. The script
-records, by `sys.setprofile`, each module of the package with a function that gets or returns the marked text or its token ids:
-in a string, bytes, an array, a table, or an object that holds one. It stops where the ids are in a shard.
+A page with a marked sentence is built into a corpus and tokens in this process, with the default rules. The script records with
+`sys.setprofile` each module of the package with a function that receives or returns the marked text or its token ids: in a
+string, bytes, an array, a table, or an object that contains one. It stops once the ids are in a shard.
 
     PYTHONPATH=src python benchmarks/record_stations.py [--functions]
 """
@@ -31,7 +31,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.tokens import build
 
 PACKAGE = Path(bessemer.__file__).parent
-LAST = "tokens/shards"  # the beginning of the name of the last module
+LAST = "tokens/shards"  # prefix of the last module's name
 WORDS = [
     "water",
     "house",
@@ -47,8 +47,8 @@ WORDS = [
     "through",
     "people",
 ]
-MARK = " quartz walrus jigsaw zephyr oblique fjord "  # in one page alone
-DEPTH = 3  # of containers in containers that are looked into
+MARK = " quartz walrus jigsaw zephyr oblique fjord "  # in one page only
+DEPTH = 3  # levels of nested containers that are searched
 RECIPE = """
 [run]
 name = "{name}"
@@ -67,7 +67,7 @@ paths = ["{folder}/crawl.warc.gz"]
 
 
 class Trace:
-    """The modules of the package that handle the marked text, in order, each with its functions."""
+    """Profile function that records the modules that handle the marked text, in order, with their functions."""
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
@@ -102,7 +102,7 @@ class Trace:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """The values in a container or in an object of the package."""
+    """Yield the values in a container or in an object of the package."""
     if isinstance(value, dict):
         yield from list(value.values())
     elif isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_crawl(Path(folder) / "crawl.warc.gz")
         ids = np.zeros(0, np.uint32)
-        for name in ("first", "traced"):  # the first run shows which ids the mark has
+        for name in ("first", "traced"):  # the first run gives the ids of the mark
             recipe, run = parse(RECIPE.format(name=name, folder=folder), name), RunDirectory(Path(folder) / name)
             trace = Trace(ids)
             if name == "traced":

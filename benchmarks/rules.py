@@ -1,8 +1,8 @@
-"""The rule sets against datatrove's filters: MB of text per CPU-second, and whether both decide the same.
+"""Speed of the rule sets in MB of text per CPU-second, and agreement of their decisions with datatrove's filters.
 
-The documents are what any machine has: the standard library, installed packages and their descriptions, Python's help
-texts; and, with --folder, the .txt, .rst, .md and .html files of a folder (Debian's documentation packages, unpacked,
-are good ones). HTML goes through resiliparse. Both sides get the same documents, one at a time, in one thread.
+The documents are found on any machine: the standard library, installed packages and their descriptions, Python's help texts. With
+--folder they include the .txt, .rst, .md and .html files of a folder (unpacked Debian documentation packages work well). HTML is
+extracted with resiliparse. Both sides get the same documents, one at a time, in one thread.
 
     python benchmarks/rules.py --datatrove-python PYTHON [--folder FOLDER] [--megabytes 12] --json FILE
 """
@@ -52,13 +52,13 @@ REASONS = {
     "line_punct_ratio": "terminal_lines", "empty": "terminal_lines", "short_line_ratio": "short_lines",
     "char_dup_ratio": "duplicate_characters", "list_ratio": "line_feeds",
 }  # fmt: skip
-"""datatrove's reasons by our names."""
+"""Our name for each of datatrove's reasons."""
 LONGEST = 400_000
-"""Characters of a document: datatrove's splitter needs seconds for a larger one."""
+"""Characters of the longest document: datatrove's splitter needs seconds for a longer one."""
 
 
 def documents(folder: Path | None, megabytes: float) -> list[tuple[str, str]]:
-    """(kind, text) of about so many MB: an equal number from each kind, drawn by a fixed seed."""
+    """Return about `megabytes` MB of (kind, text), with an equal number of documents per kind, drawn with a fixed seed."""
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
     pools: dict[str, list[Path]] = {
         "standard library": [path for path in sorted(library.rglob("*.py")) if packages not in path.parents],
@@ -94,14 +94,14 @@ def _texts(paths: Iterator[Path]) -> Iterator[str]:
 
 
 def our_sentences(text: str) -> dict[str, int]:
-    """Our number of sentences of every line of a text, with and without its citations: what the peer is given."""
+    """Return our number of sentences of every line of a text, with and without citations, as input for the peer."""
     lines = {line.strip() for line in text.splitlines()}
     lines |= {CITATION.sub("", line) for line in lines}
     return {line: Statistics(line).sentences for line in lines}
 
 
 def best_of(rounds: int, work: Callable[[], Any]) -> float:
-    """CPU seconds of the fastest round."""
+    """Return the CPU seconds of the fastest round."""
     seconds = []
     for _ in range(rounds):
         started = process_time()
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--megabytes", type=float, default=12.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--show", type=int, default=0, help="disagreements to print for each filter")
+    parser.add_argument("--show", type=int, default=0, help="number of disagreements to print per filter")
     given = parser.parse_args()
     chosen = documents(given.folder, given.megabytes)
     texts = [text for _, text in chosen]
@@ -130,7 +130,7 @@ def main() -> None:
         fineweb=FineWeb(),
     )  # fmt: skip
     for decide in FILTERS.values():
-        decide(texts[0])  # compiled before the clock starts
+        decide(texts[0])  # compiles before the clock starts
     decisions: dict[str, list[str | None]] = {}
     seconds: dict[str, float] = {}
     for name, decide in FILTERS.items():
@@ -195,7 +195,7 @@ def main() -> None:
         mine[0].text == theirs for mine, theirs in zip(edits, peer["texts"]["c4"], strict=True) if theirs is not None
     )
     kept_texts = sum(theirs is not None for theirs in peer["texts"]["c4"])
-    print(f"\nc4 leaves the same text: {same_text} of {kept_texts} documents that datatrove keeps")
+    print(f"\nc4, equal texts: {same_text} of {kept_texts} documents that datatrove keeps")
     print(f"words alone: {size / seconds['words alone']:.1f} MB per CPU-second")
     for row in rows:
         for way in ("own", "ours"):

@@ -1,10 +1,10 @@
-"""The peer's side of rules.py: datatrove's filters on the same documents; runs in an environment that has datatrove.
+"""datatrove's side of rules.py: its filters on the same documents, in an environment with datatrove.
 
     PYTHON benchmarks/rules_datatrove.py DOCUMENTS SPLIT OUT
 
-DOCUMENTS is JSONL with the text; SPLIT is JSONL with our words (first and last character of each) and, for each line
-that C4 keeps, our number of sentences. Each filter runs as datatrove ships it and is timed; then it decides again with
-our words in place of its own. OUT gets the decisions and the CPU seconds.
+DOCUMENTS is JSONL with the texts. SPLIT is JSONL with our words (first and last character of each) and our number of sentences
+for each line that C4 keeps. Each filter is timed as datatrove ships it, and then decides a second time with our words instead of
+its own. OUT receives the decisions and the CPU seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH = {
 
 
 def decide(filter_: Any, document: Document) -> str | None:
-    """The reason for which a document goes; None when it stays."""
+    """Return the reason a document is rejected, or None if it is kept."""
     try:
         result = filter_.filter(document)
     except ZeroDivisionError:

@@ -1,4 +1,4 @@
-"""Make the pictures of the live page and the report in the docs, of a run directory, by headless Chromium: light, dark, phone."""
+"""Take screenshots of a run's live page and report with headless Chromium, for the documentation: light, dark, phone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bessemer.run.directory import RunDirectory
 from tests.chromium import Chromium
 
 VIEWS = {"light": (1280, 1000, False), "dark": (1280, 1000, False), "phone": (390, 844, True)}
-SETTLE_SECONDS = 3.0  # until the figures are drawn
+SETTLE_SECONDS = 3.0  # time to draw the figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("out", type=Path, help="folder of the pictures")
+    parser.add_argument("out", type=Path, help="folder for the pictures")
     args = parser.parse_args()
     run = RunDirectory(args.run)
     report = page.write(run).resolve()

@@ -1,9 +1,10 @@
-"""How long commands take from their start: help and the like, and the corpus, the tokens and the training of a text so small that
-starting is all there is, on one process and on two. Whole processes; medians by the clock and in CPU seconds.
+"""Time of commands that have almost nothing to do: printing, and corpus, tokens and training of a tiny text.
+
+The training runs on one process and on two. Reports medians of wall time and CPU time of whole processes.
 
     python benchmarks/start_up.py [--other CHECKOUT] --json results/start_up.json
 
-CHECKOUT: the folder `src` of another version, which takes turns with this one.
+CHECKOUT is the `src` folder of another version, which takes turns with this one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from time import perf_counter
 
 from machine import describe, wait_until_idle
 
-LIMIT = 0.5  # seconds, for what only prints
+LIMIT = 0.5  # seconds for commands that only print
 ON_TWO = ["train", "small.toml", "--restart", "--set", "parallel.shard=2"]
 PRINTING = (["--help"], ["--version"], ["recipe"], ["recipe", "--explain", "train.steps"])
 RECIPE = """
@@ -40,8 +41,8 @@ format = "text"
 
 
 def taken(source: Path, folder: Path, arguments: list[str]) -> tuple[float, float]:
-    """Seconds by the clock, and of the CPU, of a command of the version in `source`."""
-    # Bytecode is kept, as an installed program has it, whatever this machine's variables say.
+    """Return the wall seconds and CPU seconds of a command of the version in `source`."""
+    # Keep byte code as for an installed program, whatever the environment says.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(source), "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "OMP_NUM_THREADS": "1"}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
@@ -81,7 +82,7 @@ def main() -> None:
                 (folder / "text" / f"{number}.txt").write_text(
                     " ".join(draw.choices(names, k=200)).capitalize() + ".\n"
                 )
-        for turn in range(given.runs + 1):  # the first fills caches
+        for turn in range(given.runs + 1):  # the first turn fills caches
             for name, source in sources.items():
                 folder = Path(place) / name
                 shutil.rmtree(folder / "small", ignore_errors=True)

@@ -1,9 +1,9 @@
-"""How much of what its own matrix products would allow the CPU step reaches.
+"""Speed of the CPU step relative to its own matrix products.
 
-Times each distinct product of the step (step_worker.py's model) alone: forward, gradient of the input, gradient of the
-weight, in the library that the step uses for it and in torch.mm, and the attention. The ceiling is the tokens/s of a step
-that would consist of these alone. Then the step itself, in turns with the products, so that a drift of the machine touches
-both. With --cpu-time and one thread, seconds are the thread's own, which a busy neighbour disturbs less.
+Times each distinct product of the step (the model of step_worker.py) alone: forward, gradient of the input and gradient of the
+weight, each in the library that the step uses and in torch.mm, and the attention. The ceiling is the tokens/s of a step that
+consists only of these. The step itself takes turns with the products, so that both see the same changes in the machine's speed.
+With --cpu-time and one thread, seconds are CPU seconds of the thread, which other processes disturb less.
 
     python benchmarks/step_ceiling.py --threads 2 --json FILE
 """
@@ -28,7 +28,7 @@ Call = Callable[[], object]
 
 
 def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, Call, Call]]:
-    """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
+    """Return by name: how often the product is in a step, its FLOPs, the step's implementation, and torch.mm."""
     from bessemer.model.config import loss_chunk
     from bessemer.model.kernels import linear_kernel
 
@@ -69,7 +69,7 @@ def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, 
 
 
 def attention(micro_batch: int, dtype: torch.dtype) -> tuple[int, int, Call, Call]:
-    """The same for attention, forward and backward; FLOPs of the causal half."""
+    """Return the same for attention, forward and backward, with the FLOPs of the causal half."""
     from bessemer.model.attention import attention as attend
     from bessemer.model.attention_scope import AttentionScope, AttentionSpec
 
@@ -93,12 +93,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cpu-time", action="store_true", help="count the thread's own seconds; needs --threads 1")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU seconds of the thread; needs --threads 1")
     parser.add_argument("--wait-idle", type=float, default=0.0, help="seconds to wait for idle cores before each round")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.cpu_time and given.threads != 1:
-        parser.error("--cpu-time counts one thread's seconds: add --threads 1")
+        parser.error("--cpu-time measures one thread: add --threads 1")
     clock = thread_time if given.cpu_time else perf_counter
     torch.set_num_threads(given.threads)
     take, facts = bessemer(0, False, given.precision)
@@ -117,7 +117,7 @@ def main() -> None:
     for number in range(given.rounds + 1):
         if given.wait_idle:
             wait_until_idle(given.wait_idle)
-            take(1)  # the cores wake up: the first product timed would pay for it
+            take(1)  # wakes the cores, which would otherwise slow the first product
         for name, (_, _, ours, plain) in parts.items():
             pair = timed(ours, 3), timed(plain, 3)
             if number:  # the first round warms up
@@ -126,7 +126,7 @@ def main() -> None:
         step = timed(lambda: take(1))
         if number:
             steps.append(step)
-    print(f"{'product':<20} {'in a step':>9} {'GFLOP/s':>8} {'torch.mm':>9} {'ms a step':>10}")
+    print(f"{'product':<20} {'per step':>9} {'GFLOP/s':>8} {'torch.mm':>9} {'ms/step':>10}")
     rows: list[dict[str, Any]] = []
     for name, (count, flops, _, _) in parts.items():
         taken, by_torch = (median(found) for found in seconds[name])
@@ -136,7 +136,7 @@ def main() -> None:
         rows.append({"product": name, "count": count, "flops": flops, "seconds": taken, "torch_mm_seconds": by_torch})
 
     def ceiling(which: int, with_attention: bool) -> tuple[list[float], float]:
-        """Seconds of a step of products alone: round by round, and with each at its best."""
+        """Return the seconds of a step that has only products: per round, and with each product at its best."""
         names = [name for name in parts if with_attention or name != "attention"]
         rounds = [sum(parts[name][0] * seconds[name][which][turn] for name in names) for turn in range(given.rounds)]
         return rounds, sum(parts[name][0] * min(seconds[name][which]) for name in names)

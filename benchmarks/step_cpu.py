@@ -1,13 +1,13 @@
-"""The training step on a CPU, side by side with nanoGPT, litgpt and the Hugging Face Trainer, in fp32 or in bf16 autocast.
+"""Training step on a CPU compared with nanoGPT, litgpt and the Hugging Face Trainer, in fp32 or bf16 autocast.
 
-Every side is a process of its own that stays alive; they take turns, a few steps each, in a rotated order, so that a
-drift of the machine touches all alike. 6 layers of width 384, 10.6M parameters without embeddings, vocabulary 8,192,
-16 x 256 tokens a step, AdamW fused, clipping at 1: the same matrix products on every side.
+Each side is a separate process that stays alive. The sides take turns of a few steps in a rotated order, so that a change in the
+machine's speed affects them equally. 6 layers of width 384, 10.6M parameters without embeddings, vocabulary 8,192, 16 x 256
+tokens per step, fused AdamW, clipping at 1: the same matrix products on every side.
 
     python benchmarks/step_cpu.py --nanogpt CHECKOUT --litgpt-python PYTHON --trainer-python PYTHON --json FILE
 
-With --precision bf16 Bessemer's own fp32 is a side too. A peer that is not given is left
-out. The environment of each Python must have the same torch.
+With --precision bf16, Bessemer in fp32 is a further side. A peer whose option is missing is skipped. The environment of each
+Python must have the same torch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TOKENS = 16 * 256
 
 
 class Side:
-    """A worker process."""
+    """A worker process that takes the steps of one side."""
 
     def __init__(self, name: str, python: str, *arguments: str) -> None:
         self.name = name
-        # Everybody gets the short spin that our command line sets: with the default a busy second core makes any
-        # side several times slower, and the ratio would be the neighbour's.
+        # All sides use the short spin that the command line sets. With OpenMP's default, other load on a core makes any side
+        # several times slower, and the ratio would measure that load.
         environment = {**os.environ, "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
         command = [python, str(Path(__file__).with_name("step_worker.py")), *arguments]
         self.process = subprocess.Popen(
@@ -63,12 +63,12 @@ class Side:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"{self.name}: its process ended; run benchmarks/step_worker.py by hand to see why")
+            sys.exit(f"{self.name}: the process ended; run benchmarks/step_worker.py directly to see the error")
         return json.loads(line)
 
 
 def matmul_rate(threads: int, precision: str) -> float:
-    """FLOP/s of a 1024^3 product: the best of several."""
+    """Return the FLOP/s of a 1024^3 product, the best of several."""
     torch.set_num_threads(threads)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
@@ -82,14 +82,14 @@ def matmul_rate(threads: int, precision: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
-    parser.add_argument("--litgpt-python", help="a Python that has litgpt")
-    parser.add_argument("--trainer-python", help="a Python that has transformers and accelerate")
-    parser.add_argument("--compiled", action="store_true", help="also a compiled side of each")
+    parser.add_argument("--nanogpt", help="checkout of nanoGPT")
+    parser.add_argument("--litgpt-python", help="Python with litgpt")
+    parser.add_argument("--trainer-python", help="Python with transformers and accelerate")
+    parser.add_argument("--compiled", action="store_true", help="also run each side compiled")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=2, help="steps of a side in its turn")
+    parser.add_argument("--steps", type=int, default=2, help="steps per turn")
     parser.add_argument("--wait-idle", type=float, default=0.0, help="seconds to wait for idle cores before each turn")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -128,9 +128,9 @@ def main() -> None:
         print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.0f}" for side in sides), flush=True)
     flops = sides[0].facts["flops_per_token"]
     rows, compared = [], {}
-    print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP a token")
+    print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP per token")
     print(
-        f"{'side':<24} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'Bessemer / side':>16} {'peak MB':>8} {'of it':>6}"
+        f"{'side':<24} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'Bessemer / side':>16} {'peak MB':>8} {'ratio':>6}"
     )
     for side in sides:
         ratio = median(ours / theirs for ours, theirs in zip(sides[0].rounds, side.rounds, strict=True))

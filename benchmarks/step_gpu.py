@@ -1,17 +1,17 @@
-"""The training step on one GPU in bf16 with document masking: tokens/s, MFU, peak memory, seconds to the first step.
+"""Training step on one GPU in bf16 with document masking: tokens/s, MFU, peak memory, seconds to the first step.
 
     python benchmarks/step_gpu.py --nanochat CHECKOUT --litgpt-python PYTHON --json FILE
-    python benchmarks/step_gpu.py --tiny                        the same code on any machine, on models of no use
+    python benchmarks/step_gpu.py --tiny                        the same code on any machine, with tiny models
 
-Every case runs in a fresh process, twice, over one torch.compile cache of its own: the first run starts cold, the second
-warm, as a restarted training does. Timed are whole steps (data on the host to updated weights, the loss read back), after
-three that warm up. A case that the recipe refuses or that does not fit is reported so, and the others go on.
+Every case runs twice, each time in a fresh process, with its own torch.compile cache: the first run starts cold, the second warm,
+as a restarted training does. Whole steps are timed (from data on the host to updated weights and the loss read back), after three
+warm-up steps. A case that the recipe rejects or that does not fit is reported, and the other cases still run.
 
-MFU is measured against the published dense bf16 peak, also for fp8. Its FLOPs are 6 a parameter that multiplies a token plus
-attention inside the documents; `mfu_causal` counts attention over the causal half of the whole sequence, as if there were no
-documents. nanochat trains another model (value embeddings, relu^2, Muon) of the same depth and width and counts its own FLOPs;
-litgpt trains the same dimensions, and so does the plain side: a Llama of two dozen lines of torch, compiled, in autocast, with
-torch's fused AdamW. None of them masks documents.
+MFU is relative to the published dense bf16 peak, also for fp8. Its FLOPs are 6 per token and multiplied parameter plus attention
+inside the documents; `mfu_causal` counts attention over the causal half of the whole sequence. nanochat trains another model
+(value embeddings, relu^2, Muon) of the same depth and width and counts its own FLOPs. litgpt trains the same dimensions, and so
+does the plain side: a Llama in two dozen lines of torch, compiled, with autocast and torch's fused AdamW. None of them masks
+documents.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from machine import describe
 
-# name: layers, width, heads, key/value heads, mlp width, vocabulary, sequences a micro-batch, micro-batches a step
+# name: layers, width, heads, key/value heads, MLP width, vocabulary, sequences per micro-batch, micro-batches per step
 SIZES = {
     "0.5B": (24, 1280, 10, 10, 3456, 32_768, 8, 4),
     "1.3B": (24, 2048, 16, 16, 5504, 32_768, 4, 4),
@@ -50,15 +50,15 @@ CASES = {
     "1.3B fp8": ("1.3B", ("train.precision=fp8",)),
     "3B fp8": ("3B", ("train.precision=fp8",)),
     "8B 8bit": ("8B", ("train.recompute=full", "train.optimizer.state=8bit")),
-    "8B fp32": ("8B", ("train.recompute=full",)),  # moments in fp32: 16 bytes a parameter
+    "8B fp32": ("8B", ("train.recompute=full",)),  # moments in fp32: 16 bytes per parameter
 }
-MEAN_DOCUMENT = 1000  # tokens: documents of web text average about this
+MEAN_DOCUMENT = 1000  # tokens: about the average document of web text
 WARM_UP = 3
 Step = Callable[[], object]
 
 
 def batch(size: str, length: int) -> np.ndarray:
-    """Random tokens of a step with end-of-text (id 0) at geometric distances: (sequences, length + 1)."""
+    """Return random tokens of a step, (sequences, length + 1), with end-of-text (id 0) at geometric distances."""
     *_, vocabulary, micro, passes = SIZES[size]
     draw = np.random.default_rng(0)
     tokens = draw.integers(1, vocabulary, (micro * passes, length + 1))
@@ -67,7 +67,7 @@ def batch(size: str, length: int) -> np.ndarray:
 
 
 def mean_context(tokens: np.ndarray) -> float:
-    """Tokens that a token attends to inside its document, itself included, on average over the inputs."""
+    """Return the mean number of tokens that a token attends to in its document, including itself."""
     inputs = tokens[:, :-1]
     starts = np.zeros_like(inputs, dtype=bool)
     starts[:, 0] = True
@@ -194,7 +194,7 @@ def litgpt(size: str, length: int, tiny: bool) -> tuple[Step, dict[str, Any]]:
 
 
 class PlainBlock(torch.nn.Module):
-    """Attention with rotary positions and grouped keys, and SwiGLU, as a reader of the Llama paper would write them."""
+    """Attention with rotary positions and grouped keys, and SwiGLU, written directly from the Llama paper."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, mlp: int) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def place() -> torch.device:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """One case in this process: facts, seconds of the first step and of the later ones, peak bytes."""
+    """Measure one case in this process: facts, seconds of the first step and of later ones, peak bytes."""
     began = perf_counter()
     name, size, *overrides = given.case
     length = 128 if given.tiny else 4096
@@ -313,13 +313,13 @@ def run(python: str, case: list[str], given: argparse.Namespace, cache: str) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", help=f"some of {', '.join(CASES)}; all when left out")
+    parser.add_argument("--cases", nargs="*", help=f"some of {', '.join(CASES)} (default: all)")
     parser.add_argument("--set", nargs="*", default=[], help="further recipe keys for Bessemer's cases, KEY=VALUE")
-    parser.add_argument("--nanochat", help="a checkout of nanochat; runs in this Python")
-    parser.add_argument("--litgpt-python", help="a Python that has litgpt")
+    parser.add_argument("--nanochat", help="checkout of nanochat; runs in this Python")
+    parser.add_argument("--litgpt-python", help="Python with litgpt")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--once", action="store_true", help="one run of each case, with a cold cache")
-    parser.add_argument("--tiny", action="store_true", help="a model of no use, on any device, without compile")
+    parser.add_argument("--once", action="store_true", help="run each case once, with a cold cache")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on any device, without compile")
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -327,7 +327,7 @@ def main() -> None:
         print(json.dumps(measure(given)))
         return
     if not given.tiny and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
+        sys.exit("torch finds no CUDA device; --tiny runs the same code on a CPU")
     cases = (
         {"tiny": ("tiny", ()), "tiny plain": ("tiny", ())}
         if given.tiny
@@ -377,7 +377,7 @@ def main() -> None:
 
 
 def keep(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Write what there is so far: a run that is cut short leaves the cases that it measured."""
+    """Write the results so far, so that a run that times out keeps the cases it measured."""
     if given.json:
         given.json.write_text(json.dumps({"machine": describe(steps=given.steps), "cases": rows}, indent=1) + "\n")
 

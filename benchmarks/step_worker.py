@@ -1,7 +1,7 @@
-"""One side of step_cpu.py: builds a model, then takes training steps when asked on standard input.
+"""One side of step_cpu.py: builds a model, then takes training steps on request from standard input.
 
-Reads lines "N", takes N steps, answers with JSON: their seconds, and the process's peak resident bytes since its first
-steps (so that a compiler's memory does not count). First line out: JSON facts about the side.
+For each line "N" it takes N steps and answers with JSON: their seconds, and the peak resident bytes of the process since its
+first steps, so that a compiler's memory does not count. The first line of output is JSON with facts about the side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Take = Callable[[int], list[float]]
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """The same random tokens for every side."""
+    """Return the random tokens that every side trains on."""
     tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -42,7 +42,7 @@ def timed(step: Callable[[], Any]) -> Take:
 
 
 def narrowed(precision: str) -> contextlib.AbstractContextManager[object]:
-    """Autocast to bf16, where that is asked for: what the peers' own training scripts enter around the forward pass."""
+    """Return bf16 autocast if asked for, as the peers' own training scripts use around the forward pass."""
     return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
@@ -105,7 +105,7 @@ def nanogpt(checkout: str, compiled: bool, precision: str) -> tuple[Take, dict[s
 
     model = GPT(GPTConfig(LENGTH, VOCABULARY, LAYERS, HEADS, WIDTH, dropout=0.0, bias=False))
     optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
-    for group in optimizer.param_groups:  # its own setting is fused on CUDA only; be generous
+    for group in optimizer.param_groups:  # its own setting is fused on CUDA only
         group["fused"] = True
     parameters = sum(p.numel() for p in model.parameters())
     if compiled:
@@ -139,7 +139,7 @@ def litgpt(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     fabric.launch()
     model = GPT(config)
     parameters = sum(p.numel() for p in model.parameters())
-    if compiled:  # as its pretrain.py does
+    if compiled:  # as in its pretrain.py
         model = torch.compile(model)
     model = fabric.setup(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -157,7 +157,7 @@ def litgpt(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
 
 
 def llama() -> Any:
-    """The transformers' model of both Hugging Face sides."""
+    """Return the transformers model of both Hugging Face sides."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -170,7 +170,7 @@ def llama() -> Any:
 
 
 def bare(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
-    """transformers' model in a loop written by hand."""
+    """Return the side that trains the transformers model in a plain loop."""
     model = llama()
     parameters = sum(p.numel() for p in model.parameters())
     if compiled:
@@ -215,14 +215,14 @@ def trainer(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
                 torch_compile=compiled, bf16=precision == "bf16",
             )  # fmt: skip
             transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
-        # From the end of one step to the end of the next; the first one, which starts the loop up, is not counted.
+        # Each time is from the end of one step to the end of the next. The first step, which starts the loop, is not counted.
         return [later - earlier for earlier, later in zip(clock.ends, clock.ends[1:], strict=False)]
 
     return take, {"parameters": sum(p.numel() for p in model.parameters())}
 
 
 def peak_resident() -> int:
-    """Bytes, since forget_peak."""
+    """Return the peak resident bytes since `forget_peak`."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
@@ -245,7 +245,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print; answers go out alone
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to standard output; answers must be alone on it
     if given.side == "bessemer":
         take, facts = bessemer(given.micro_batch, given.compile, given.precision)
     elif given.side == "nanogpt":

@@ -1,4 +1,4 @@
-"""Figures of the report as SVG, for the pictures of the docs: curves, points and bands, with axes and a legend."""
+"""Figures of the report as SVG for the pictures of the documentation: curves, points, bands, axes and a legend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 34, 42
 DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "6 3 2 3"}
 SYMBOL_SIZE = 3.0
-MAX_POINTS = 400  # of a curve
+MAX_POINTS = 400  # per curve
 # The colours of the light theme (style.css).
 INKS = {
     "paper": "#fdfdfc", "panel": "#f4f5f5", "ink": "#15191d", "soft": "#56616b", "line": "#e4e7ea", "rule": "#b8c0c7",
@@ -30,7 +30,7 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 
 def svg(figure: Figure, *, smoothing: int = 0) -> str:
-    """Return the figure as SVG; empty for a figure of something else than curves. smoothing: the level of a smoothed curve."""
+    """Return the figure as SVG, or "" if it has no curves. `smoothing` is the level of a smoothed curve."""
     traces = [one for one in figure["traces"] if one["type"] == "scatter"]
     drawn = [(one, _points(one, smoothing)) for one in traces]
     drawn = [(one, points) for one, points in drawn if len(points[0]) and not isinstance(points[0][0], str)]
@@ -112,12 +112,12 @@ def _dashed(trace: Block) -> str:
 def _scale(
     low: float, high: float, start: float, end: float, *, is_log: bool = False
 ) -> tuple[list[float], Callable[[float], float]]:
-    """Round numbers between two values, and from a value to its place."""
+    """Return round numbers between two values, and a function from a value to its position."""
     form: Callable[[float], float] = math.log10 if is_log else float
     if high <= low:
         low, high = (low / 2, high * 2) if is_log else (low - 0.5, high + 0.5)
     first, last = form(low), form(high)
-    slack = 0.0 if start < end else 0.04 * (last - first)  # above the highest point of a curve
+    slack = 0.0 if start < end else 0.04 * (last - first)  # room above the highest point of a curve
     last += slack
 
     def place(value: float) -> float:
@@ -143,7 +143,7 @@ def _text(x: float, y: float, text: Any, fill: str, anchor: str, *, turned: bool
 
 
 def _legend(traces: Sequence[Block], ink: Callable[[str], str]) -> list[str]:
-    """Names of the curves in a row, as many as there is room for."""
+    """Return the names of the curves in a row, as many as fit."""
     parts: list[str] = []
     x = float(LEFT)
     if len(traces) < 2:

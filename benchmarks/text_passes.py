@@ -1,10 +1,9 @@
-"""MB of text per CPU-second of the passes over each document's text: language, personal data, contamination.
+"""MB of text per CPU-second of language identification, personal data and contamination, compared with peers.
 
-The documents are those of a JSONL file with a field `text` (a crawl of your own, say), or, without one, the Python code
-and the package descriptions on this machine. Beside them, where a Python with the peers is given (datatrove, xxhash below 4,
-py3langid, spacy), py3langid's and datatrove's passes over every n-th of the same
-documents, about --peer-bytes of them; the ratio is taken on those. CPU time, not
-wall time, so that neighbours matter less; each side's best of --rounds, in turns.
+The documents are those of a JSONL file with a field `text` or, without one, the Python code and package descriptions on this
+machine. With a Python that has the peers (datatrove, xxhash below 4, py3langid, spacy), py3langid's and datatrove's passes run on
+every n-th document, about --peer-bytes in total, and the ratios are taken on those. CPU time, which other processes disturb less
+than wall time; the best of --rounds for each side, in turns.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ PAIRS = (
     ("personal data, e-mail and IP", "datatrove PII (e-mail and IP)"),
     ("contamination", "datatrove decontamination"),
 )
-"""Ours, and the peer that does the same."""
+"""Pairs of our pass and the peer's pass that does the same."""
 
 KINDS = ("email", "ip", "card", "iban")
 
 
 def documents(path: Path | None, num_bytes: int) -> list[str]:
-    """Texts of a JSONL file, or of this Python's code and packages, up to so many bytes."""
+    """Return up to `num_bytes` of texts of a JSONL file, or of this Python's code and packages."""
     texts, size = [], 0
     if path is None:
         paths = sysconfig.get_paths()
@@ -52,7 +51,7 @@ def documents(path: Path | None, num_bytes: int) -> list[str]:
 
 
 def planted(folder: Path) -> EvaluationSet:
-    """A set of 1,000 made-up items of 40 words, for machines without a real one: it costs a pass the same."""
+    """Write a generated set of 1,000 items of 40 words, for machines without a real one; a pass costs the same."""
     path = folder / "made-up.txt"
     path.write_text(
         "\n".join(" ".join(f"w{(item * 40 + word) * 7919 % 99_991}" for word in range(40)) for item in range(1000))
@@ -90,10 +89,10 @@ def rate(run: Callable[[str], object], texts: list[str], megabytes: float) -> fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=Path, help="JSONL with a field text")
+    parser.add_argument("--documents", type=Path, help="JSONL file with a field `text`")
     parser.add_argument("--bytes", type=int, default=20_000_000)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=PATH:FIELD,FIELD", help="an evaluation set")
-    parser.add_argument("--peer-python", help="a Python that has datatrove, spacy and py3langid")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=PATH:FIELD,FIELD", help="evaluation set")
+    parser.add_argument("--peer-python", help="Python with datatrove, spacy and py3langid")
     parser.add_argument("--peer-bytes", type=int, default=1_500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -104,7 +103,7 @@ def main() -> None:
         sets = tuple(map(given_set, given.set)) or (planted(Path(folder)),)
         settings = Contamination(sets=sets)
         ours = passes(settings)
-        for run in ours.values():  # models and tables are loaded, machine code made
+        for run in ours.values():  # loads models and tables and compiles
             for text in ("short", "köŕter", *texts[:3]):
                 run(text)
         best: dict[str, float] = dict.fromkeys(ours, 0.0)

@@ -1,4 +1,4 @@
-"""The peers' side of text_passes.py, run by a Python that has them: prints MB per CPU-second as one JSON line."""
+"""The peers' side of text_passes.py, for a Python that has them: prints MB per CPU-second as one JSON line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
     texts, folder = job["texts"], Path(sys.argv[1]).parent / "index"
     folder.mkdir()
     config = NGramsDecontConfig(n_grams=job["ngram"])
-    # What their indexer's run() calls; the class itself asks for lighteval, from which it would download items.
+    # Calls the parts of the indexer's run(): the class itself requires lighteval, which would download items.
     indexer = object.__new__(NGramsDecontIndexer)
     decontaminate = NGramsDecontFilter(str(folder), config=config)
     indexer.config, indexer.tokenizer, indexer.hash_func = config, decontaminate.tokenizer, decontaminate.hash_func

@@ -1,7 +1,7 @@
-"""What watching costs: the guard's verdict as a share of a step, and a look inside the model as one of train.watch_every steps.
+"""Cost of monitoring: the guard's verdict relative to a step, and layer statistics every train.watch_every steps.
 
-Verdicts, looks and steps alternate, so that a noisy machine slows both. A small and a larger model, on the CPU unless there is a
-GPU; the share falls with the size of the batch, since a look reads one sequence whatever the batch.
+Verdicts, statistics and steps alternate, so that a noisy machine slows all of them. Measures a small and a larger model, on the
+CPU unless there is a GPU. The share falls with larger batches, since the statistics read one sequence for any batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WINDOW = 300  # steps, more than any window of the guard
 
 
 def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
-    """Median seconds of a step and of a look, taken in turns."""
+    """Return the median seconds of a step and of the statistics, taken in turns."""
     asked = parse(
         f"""
             run.name = "watching"
@@ -73,7 +73,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     plain, looks, verdicts = [], [], []
     guard, state, reference = Guard(), GuardState(), GuardReference(math.log(8192), 1.0)
     noise = np.random.default_rng(1).normal(0.0, 0.05, (WINDOW, 2)).tolist()
-    for number, (loss, norm) in enumerate(noise, start=1):  # until its windows are full
+    for number, (loss, norm) in enumerate(noise, start=1):  # until the guard's windows are full
         state = judge(guard, state, number, 3.0 + loss, math.exp(norm), reference).state
     with TemporaryDirectory() as folder, MetricsLog(RunDirectory(Path(folder)), [], 0, tensorboard=False) as log:
         around = Watch(trainer, log, Trends(None), 1)
@@ -119,8 +119,8 @@ def main() -> None:
     for name, model in MODELS.items():
         found = result["models"][name] = measure(model, given.rounds)
         print(
-            f"{name:<6} step {1e3 * found['step_seconds']:.1f} ms, look {1e3 * found['look_seconds']:.1f} ms: "
-            f"{found['share']:.2%} of the time at every {found['watch_every']} steps; "
+            f"{name:<6} step {1e3 * found['step_seconds']:.1f} ms, statistics {1e3 * found['look_seconds']:.1f} ms: "
+            f"{found['share']:.2%} of the time if every {found['watch_every']} steps; "
             f"guard {1e6 * found['guard_seconds']:.0f} us: {found['guard_share']:.2%} of a step"
         )
         print_beside(name, found["planned_against_measured"])
