@@ -1,17 +1,17 @@
-# make install   the package and all it needs, into .venv
-# make demo   train a small model from raw text on this machine
-# make test   the test suite
-# make test-long   the tests that take minutes each
-# make faults   every fault of tests/fault_matrix.toml, injected; results in benchmarks/results/faults.json
-# make gpu   all that wants a CUDA device, within 9 minutes; results in build/gpu
-# make check  lint and types
-# make docs   the documentation as a site, in build/site
+# make install   install the package and its dependencies into .venv
+# make demo      train a small model from raw text on this machine
+# make test      run the test suite
+# make test-long run the tests that take minutes each
+# make faults    inject every fault of tests/fault_matrix.toml; results in benchmarks/results/faults.json
+# make gpu       run all checks that need a CUDA device, within 9 minutes; results in build/gpu
+# make check     check lint and types
+# make docs      build the documentation site in build/site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-# Compiled code is kept, so that each worker and each program that tests start does not compile everything anew.
+# Byte code is kept, so that the processes that tests start do not compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-long faults gpu check docs clean
@@ -30,7 +30,7 @@ test-long: $(INSTALLED)
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=benchmarks/results/faults.json
 
-# By the machine's own Python where nothing is installed: it has torch, and maybe no network.
+# Without an installation this uses the machine's own Python, which has torch but maybe no network.
 gpu:
 	$(if $(wildcard $(BIN)/bessemer),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --out build/gpu
 
@@ -45,8 +45,8 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open build/site/index.html"
 
-# The environment is made anew when what it was made from changes. torch goes first: with it there, nothing
-# that needs it asks the index for another build.
+# The environment is rebuilt when its inputs change. torch is installed first, so that no package that needs it
+# fetches another build.
 $(INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "bessemer needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 2; }

@@ -1,4 +1,4 @@
-"""What the site has besides the pages of docs/, for MkDocs, which calls the functions that begin with `on_`."""
+"""MkDocs hooks that add to the site the pages from outside docs/ and those generated from source."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The page with what is made from the source, and with links that lead to pages of the site."""
+    """Return the page with generated parts filled in and links changed to pages of the site."""
     return links.prepared(MADE.sub(lambda marker: reference.MADE[marker[1]](), markdown), page.file.src_uri)

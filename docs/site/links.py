@@ -1,6 +1,6 @@
-"""Links and tables of the pages, as the site needs them.
+"""Conversion of links and tables from the form for a code host to that for the site.
 
-The pages are written for a code host and for the site alike. There a link may lead to any file of the repository; on the site it
+Pages are written for a code host and for the site. On the code host a link may lead to any file of the repository. On the site it
 leads to a page, and a link to another file becomes its text.
 """
 
@@ -16,7 +16,7 @@ FROM_ELSEWHERE = {
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/results/README.md": "results.md",
 }
-"""Pages of the site that lie outside docs/, and their names on it."""
+"""Files outside docs/ that are pages of the site, with their names on it."""
 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -24,7 +24,7 @@ TABLE = re.compile(r"^(?!\|)(.*\S.*)\n(?=\|)", re.MULTILINE)
 
 
 def prepared(markdown: str, page: str) -> str:
-    """A page as the site reads it. page: its name on the site."""
+    """Return a page as the site needs it. `page` is its name on the site."""
     begin, parts = 0, []
     for fence in FENCE.finditer(markdown):
         parts += [_prepared(markdown[begin : fence.start()], page), fence[0]]
@@ -33,7 +33,7 @@ def prepared(markdown: str, page: str) -> str:
 
 
 def site_place(page: str, target: str) -> str | None:
-    """Where a link of a page leads on the site; None: to a file of the repository that is not there."""
+    """Return the page of the site that a link leads to; None for a file of the repository that is no page."""
     source = next((file for file, name in FROM_ELSEWHERE.items() if name == page), f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     if path in FROM_ELSEWHERE:
@@ -42,9 +42,9 @@ def site_place(page: str, target: str) -> str | None:
 
 
 def _prepared(text: str, page: str) -> str:
-    """Markdown without code blocks."""
+    """Convert Markdown without code blocks."""
     text = LINK.sub(lambda link: _link(link, page), text)
-    return TABLE.sub(r"\1\n\n", text)  # Python-Markdown begins a table only after a blank line
+    return TABLE.sub(r"\1\n\n", text)  # Python-Markdown starts a table only after a blank line
 
 
 def _link(link: re.Match[str], page: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the planner's accuracy, from the results that benchmarks/planner_accuracy.py keeps."""
+"""Tables of the planner's accuracy, from the results of benchmarks/planner_accuracy.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from bessemer.common.console import amount
 
-SHOWN = 2  # worst cases of a row
+SHOWN = 2  # number of worst cases per row
 
 
 def time_table(found: dict[str, Any]) -> str:
-    """Step time, a row for each set."""
+    """Return the table of step-time errors, a row per set."""
     lines = [
         "| set | cases | median | mean absolute | 90th percentile | calibrated | worst |",
         "|---|---|---|---|---|---|---|",
@@ -27,7 +27,7 @@ def time_table(found: dict[str, Any]) -> str:
 
 
 def memory_table(found: dict[str, Any]) -> str:
-    """Memory, a row for each set."""
+    """Return the table of memory errors, a row per set."""
     lines = ["| set | cases | median | mean absolute | 90th percentile | worst |", "|---|---|---|---|---|---|"]
     for name, row in found["memory"]["sets"].items():
         worst = ", ".join(f"{one['name']} {one['error']:+.0%}" for one in row["worst"][:SHOWN])
@@ -37,7 +37,7 @@ def memory_table(found: dict[str, Any]) -> str:
 
 
 def fits_table(found: dict[str, Any]) -> str:
-    """Whether it fits: what ran and what failed against what was said."""
+    """Return the table of runs that succeeded or failed against the plan's verdict on memory."""
     keys = ("ran", "ran, said not to fit", "over the memory", "failed", "failed, said to fit")
     lines = [f"| set | {' | '.join(keys)} |", "|---|---|---|---|---|---|"]
     for name, row in found["memory"]["fits"].items():
@@ -48,7 +48,7 @@ def fits_table(found: dict[str, Any]) -> str:
 
 
 def regret_table(found: dict[str, Any]) -> str:
-    """Layout regret: each choice, and the median and 90th percentile of the models that served to set the rules and of others."""
+    """Return the table of layout regret: each choice, then median and 90th percentile by whether models set the rules."""
     rows = found["regret"]
     lines = ["| model, nodes | layouts tried | regret | among undisturbed runs |", "|---|---|---|---|"]
     for row in rows:
@@ -63,7 +63,7 @@ def regret_table(found: dict[str, Any]) -> str:
 
 
 def _regret_of(rows: list[dict[str, Any]], fitted: bool) -> tuple[int, str, str]:
-    """How many choices, their regret and how many failed, and the regret among undisturbed runs."""
+    """Return the number of choices, their regret with failures, and the regret among undisturbed runs."""
     some = [row for row in rows if row["fitted"] == fitted]
     cells = []
     for key in ("regret", "sound"):
@@ -73,7 +73,7 @@ def _regret_of(rows: list[dict[str, Any]], fitted: bool) -> tuple[int, str, str]
 
 
 def sweep_table(found: dict[str, Any]) -> str:
-    """Scores of nanotron's sweep without the rows that are left out, and with them."""
+    """Return the scores of nanotron's sweep with and without the rows left out."""
     other = found["with_rows_left_out"]
     sets = {row["set"]: row for row in other["time"]}
     lines = ["| score | without the rows left out | with them |", "|---|---|---|"]
@@ -98,7 +98,7 @@ def sweep_table(found: dict[str, Any]) -> str:
 
 
 def risk_table(found: dict[str, Any]) -> str:
-    """Failures by planned share of the device's memory."""
+    """Return the table of failures by planned share of the device's memory."""
     lines = [
         "| planned share of the memory | models set with: runs, failed, said | others: runs, failed, said |",
         "|---|---|---|",
@@ -115,7 +115,7 @@ def risk_table(found: dict[str, Any]) -> str:
 
 
 def interval_table(found: dict[str, Any]) -> str:
-    """80% intervals by kind of question, and how many cases lie inside that took no part."""
+    """Return the table of 80% intervals by question, and the coverage of cases that were left out."""
     lines = [
         "| question | cases | sources | interval | high over low | median | inside, left-out sources | inside, cases |",
         "|---|---|---|---|---|---|---|---|",
@@ -131,7 +131,7 @@ def interval_table(found: dict[str, Any]) -> str:
 
 
 def score_table(found: dict[str, Any]) -> str:
-    """Whole runs: errors of both halves."""
+    """Return the table of errors of whole runs, by half."""
     lines = [
         "| asked | runs | median error | mean error | bias | bias of the ideal | inside the interval |",
         "|---|---|---|---|---|---|---|",
@@ -145,7 +145,7 @@ def score_table(found: dict[str, Any]) -> str:
 
 
 def run_table(found: dict[str, Any]) -> str:
-    """Whole runs one by one, in device-hours."""
+    """Return the table of whole runs, in device-hours."""
     lines = [
         "| run | half | devices | hours | ideal | expected | error | program named | error |",
         "|---|---|---|---|---|---|---|---|---|",

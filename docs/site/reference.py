@@ -1,4 +1,4 @@
-"""Reference pages made from the source: the keys of the recipe, the kinds of incident, the model families, the modules."""
+"""Reference pages generated from source: recipe keys, incidents, model families, command line and modules."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "min_length": "length 
 
 
 def recipe_keys() -> str:
-    """Markdown: for each table of the recipe a table of its keys."""
+    """Return Markdown with a table of keys for each table of the recipe."""
     known = keys_and_limits()
     tables = {name: info for name, info in known.items() if section_of(info.annotation)}
     parts = []
@@ -93,18 +93,18 @@ def recipe_keys() -> str:
 
 
 def described(info: FieldInfo) -> tuple[str, str, str]:
-    """Type and range, default and meaning of a key."""
+    """Return type and range, default and meaning of a key."""
     return kind_of(info), default_of(info), info.description or ""
 
 
 def kind_of(info: FieldInfo) -> str:
-    """The type of a key and the range of its values, in TOML's words."""
+    """Return the type of a key and the range of its values, in TOML terms."""
     bounds = [*bounds_of(info.metadata), *_inner_bounds(info.annotation)]
     return ", ".join([type_name(info.annotation), *dict.fromkeys(bounds)])
 
 
 def type_name(annotation: Any) -> str:
-    """In TOML's words."""
+    """Return the name of a type in TOML terms."""
     origin, inside = get_origin(annotation), [part for part in get_args(annotation) if part is not type(None)]
     if origin is Annotated:
         return type_name(inside[0])
@@ -120,7 +120,7 @@ def type_name(annotation: Any) -> str:
 
 
 def bounds_of(metadata: Any) -> Iterator[str]:
-    """The limits among pydantic's metadata."""
+    """Yield the limits in pydantic's metadata."""
     for limit in metadata:
         if isinstance(limit, FieldInfo):
             yield from bounds_of(limit.metadata)
@@ -131,7 +131,7 @@ def bounds_of(metadata: Any) -> Iterator[str]:
 
 
 def _inner_bounds(annotation: Any) -> Iterator[str]:
-    """The limits of the parts of a type, as of the number in `Positive | None`."""
+    """Yield the limits of the parts of a type, such as those of the number in `Positive | None`."""
     if get_origin(annotation) is Annotated:
         yield from bounds_of(annotation.__metadata__)
     if get_origin(annotation) is not Literal:
@@ -140,7 +140,7 @@ def _inner_bounds(annotation: Any) -> Iterator[str]:
 
 
 def default_of(info: FieldInfo) -> str:
-    """As TOML has it."""
+    """Return the default of a key as TOML."""
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=True)
@@ -150,24 +150,24 @@ def default_of(info: FieldInfo) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key holds, also as one of a list; None: a value."""
+    """Return the model of a table that a key holds, alone or in a list; None for a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := section_of(part))), None)
 
 
 def is_array(info: FieldInfo) -> bool:
-    """Whether a table may stand in the recipe several times."""
+    """True if a recipe may repeat the table."""
     return any(get_origin(part) is tuple for part in (info.annotation, *get_args(info.annotation)))
 
 
 def cell(text: str) -> str:
-    """Text in a cell of a table."""
+    """Escape text for a cell of a Markdown table."""
     return re.sub("([≥≤<>]) ", "\\1\u00a0", text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def incidents() -> str:
-    """Markdown: what each kind of incident leads to, and the advice on it."""
+    """Return Markdown with the response to each kind of incident, and the advice on it."""
     done = {
         "skip": "skip the update",
         "roll back": "roll back",
@@ -183,20 +183,20 @@ def incidents() -> str:
 
 
 def rejections() -> str:
-    """Markdown: the reasons for which documents are rejected, and what each means."""
+    """Return Markdown with the reasons for which documents are rejected."""
     rows = [f"| `{reason}` | {cell(meaning)} |" for reason, meaning in REASONS.items()]
     return "\n".join(["| reason | meaning |", "|---|---|", *rows])
 
 
 def shipped_recipes() -> str:
-    """Markdown: the recipes that come with the package, each with the comment at its top."""
+    """Return Markdown with the shipped recipes and their leading comments."""
     tops = ((name, re.match(r"(?:#.*\n)+", text)) for name, text in shipped().items())
     rows = (f"| `{name}` | {cell(' '.join(top[0].replace('#', ' ').split()))} |" for name, top in tops if top)
     return "\n".join(["| recipe | what it is |", "|---|---|", *rows])
 
 
 def families() -> str:
-    """Markdown: what a block of each model family has, and what it is exported as."""
+    """Return Markdown with the parts of each model family's block and its export format."""
     rows = (
         f"| `{name}` | " + " | ".join([*map(cell, family.summary), family.title]) + " |"
         for name, family in FAMILIES.items()
@@ -206,19 +206,19 @@ def families() -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """Name on the site -> Markdown, for each package."""
+    """Return the API pages: Markdown by name on the site."""
     return {f"api/{package}.md": api_page(package) for package in MODULES}
 
 
 def api_page(package: str) -> str:
-    """The modules of a package, each by mkdocstrings."""
+    """Return the page of a package, with mkdocstrings for each module."""
     parts = [f"# bessemer.{package}\n\n{docstring(package)}\n"]
     parts += [f"## {module}\n\n::: bessemer.{package}.{module}\n" for module in MODULES[package]]
     return "\n".join(parts)
 
 
 def api() -> str:
-    """Markdown: the packages with links to their pages."""
+    """Return Markdown with the packages and links to their pages."""
     rows = (
         f"| [`bessemer.{package}`](api/{package}.md) | {cell(docstring(package).splitlines()[0])} |"
         for package in MODULES
@@ -227,7 +227,7 @@ def api() -> str:
 
 
 def docstring(package: str) -> str:
-    """Of a package, without importing it."""
+    """Return a package's docstring without importing it."""
     text = (SOURCE / package / "__init__.py").read_text(encoding="utf-8")
     return re.sub(r"\[(?=\w)", r"\\[", ast.get_docstring(ast.parse(text)) or "")
 
@@ -242,4 +242,4 @@ MADE: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     **result_tables.TABLES,
 }
-"""What a marker in a page is replaced with."""
+"""Functions that generate the Markdown for a marker in a page."""

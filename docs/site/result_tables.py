@@ -1,4 +1,4 @@
-"""Tables of measurements, made from the results that benchmarks/ and the tests keep."""
+"""Tables of measurements, from the results of benchmarks/ and the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = {
     "accumulated over two micro-batches.",
     "dropout": "The hard case with a dropout of 0.1 on embeddings, attention weights and residuals.",
 }
-"""What the cases of the layout certificate train."""
+"""Description of the certificate's cases."""
 
 
 def read(name: str) -> Any:
