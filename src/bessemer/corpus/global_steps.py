@@ -141,17 +141,16 @@ class VerdictTask(StepTask):
         """Yield, for each table of the part, its number of documents and the verdicts on them."""
 
     def make(self, folder: Path) -> dict[str, Any]:
-        documents, rejected, cut, tables = 0, Counter[str](), dict.fromkeys(CUT, 0), list[int]()
+        documents, rejected, cut = 0, Counter[str](), dict.fromkeys(CUT, 0)
         for number, (num_rows, verdicts) in enumerate(self.judge()):
             write_table(folder / f"{number:06d}.arrow", verdicts.sort_by("row"))
             documents += num_rows
-            tables.append(len(verdicts) - verdicts["reason"].null_count)
             rejected.update(verdicts["reason"].drop_null().to_pylist())
             edits = verdicts["spans"].drop_null().to_pylist()
             cut["edited"] += len(edits)
             cut["spans"] += sum(map(len, edits))
             cut["removed_characters"] += sum(end - start for spans in edits for start, end in spans)
-        return {"documents": documents, "rejected": rejected, "cut": cut, "tables": tables}
+        return {"documents": documents, "rejected": rejected, "cut": cut}
 
 
 @dataclass(frozen=True)
@@ -200,12 +199,14 @@ class DocumentVerdict(NamedTuple):
         reason: One word for the reason of a rejection; "" in a step with one reason, None to keep the document.
         detail: The measured value, or the text that caused the rejection.
         spans: Character ranges [start, end) to cut out of a document that is kept, in ascending order.
+        score: A value of the document, which later steps read as a column with the name of this step.
     """
 
     row: int
     reason: str | None = ""
     detail: str = ""
     spans: Spans = ()
+    score: float | None = None
 
 
 class GlobalStep(ExtensionBase, ABC):
@@ -286,6 +287,8 @@ class GlobalStep(ExtensionBase, ABC):
         except (BessemerError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
+            if extensions.is_own(type(self)):
+                raise
             raise extensions.failure(self, method, error, where) from error
 
 
@@ -341,7 +344,7 @@ def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
             raise ValueError(f"{one} is no verdict on {num_rows} documents with ascending spans")
     if len(set(rows)) < len(rows):
         raise ValueError("two verdicts on one document")
-    columns = {name: [getattr(one, name) for one in found] for name in ("reason", "detail")}
+    columns = {name: [getattr(one, name) for one in found] for name in ("reason", "detail", "score")}
     return make_verdicts(rows, spans=[list(one.spans) or None for one in found], **columns)
 
 

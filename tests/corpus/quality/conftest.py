@@ -45,7 +45,7 @@ def tables() -> Callable[..., object]:
     def made(rows: list[Document], at_once: int = 97) -> object:
         columns = dict(zip(("identity", "source", "text"), zip(*rows, strict=True), strict=True))
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-        return lambda wanted: [
+        return lambda wanted, _: [
             table.select(list(wanted)).slice(at, at_once) for at in range(0, table.num_rows, at_once)
         ]
 

@@ -45,7 +45,7 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
 def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
     """Train the classifier into `folder`/quality/, or open the one that the recipe names. Returns its part of quality.json.
 
-    `tables` yields the clean documents of at least the labelled sources and is called repeatedly. Raises InputError for
+    `tables` yields the clean documents of at least the sources that it gets. Raises InputError for
     unusable examples or an unusable model, and Stopped.
     """
     names = tuple(sorted(sources))

@@ -1,99 +1,37 @@
-"""The quality classifier over a whole corpus: tasks that score documents, and decisions from the scores of all documents.
+"""The quality step over a whole corpus: scores of documents, and decisions from the scores of all documents.
 
 It writes quality.json for the report. Results depend neither on the order of documents nor on the partitioning.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bessemer.corpus.dedup.task import load_array, packed
+from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.filters.quality.classify import EXCERPT_CHARACTERS, FILE, FOLDER, learn, learned_classifier
-from bessemer.corpus.filters.quality.sample import keys, uniforms
-from bessemer.corpus.global_steps import AnyPart, CorpusDocuments, GlobalStep, StepTask, VerdictTask
-from bessemer.corpus.verdicts import make_verdicts
+from bessemer.corpus.filters.quality.sample import keys
+from bessemer.corpus.global_steps import CorpusDocuments, DocumentVerdict, GlobalStep
 from bessemer.recipe import Quality
 from bessemer.run.files import write_json
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.task import build_once
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder, read_receipt
 
-SAMPLED = 1_000_000  # documents whose scores determine the limit for `keep_share`
 EXAMPLES = 3  # documents shown per score bin, drawn by the hash of their identity
 UNITS = 1_000_000  # scores are summed in these integer units, so that the sum does not depend on the order
 HISTOGRAM_BINS = 20
 CLASSIFIER = "classifier"  # folder of the trained classifier
 
-
-@dataclass(frozen=True)
-class ScoreDocuments(StepTask):
-    """A task that scores the documents of a part and writes scores.npy.
-
-    sample.npy has the scores of the share `sampled` of the documents in judged sources.
-    """
-
-    settings: Quality
-    judged: tuple[str, ...]
-    sampled: float
-    part: AnyPart
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        """Score the documents. Raises InputError for a model that cannot be read here, OSError for a full disk."""
-        model = learned_classifier(self.settings, self.work / CLASSIFIER)
-        parts, samples = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-        tables, examples = list[dict[str, Any]](), list[list[Any]]()
-        for table in self.part(("identity", "source", "text")):
-            identities, texts = table["identity"].to_pylist(), table["text"].to_pylist()
-            source = table["source"][0].as_py() if texts else ""
-            found, names = model.score(texts), packed(identities)
-            parts.append(found.astype(np.float32))
-            if source in self.judged:
-                samples.append(parts[-1][uniforms(names, "cut", self.settings.seed) < self.sampled])
-            bins, drawn = bin_of(found).tolist(), keys(names, "example", self.settings.seed).tolist()
-            rows = zip(bins, drawn, identities, found.tolist(), texts, strict=True)
-            examples += [[*known, source, score, text[:EXCERPT_CHARACTERS]] for *known, score, text in rows]
-            examples = first_of_each_bin(examples)
-            histogram = np.bincount(bin_of(parts[-1]), minlength=HISTOGRAM_BINS)
-            total = int(np.rint(parts[-1].astype(np.float64) * UNITS).sum())
-            tables.append({"source": source, "documents": len(texts), "histogram": histogram.tolist(), "sum": total})
-        np.save(folder / "scores.npy", np.concatenate(parts))
-        np.save(folder / "sample.npy", np.concatenate(samples))
-        return {"tables": tables, "examples": examples}
-
-
-def first_of_each_bin(examples: list[list[Any]]) -> list[list[Any]]:
-    """Return the first EXAMPLES rows of each score bin. A row is (bin, key, identity, source, score, excerpt)."""
-    ordered = sorted(examples)
-    return [row for at, row in enumerate(ordered) if at < EXAMPLES or ordered[at - EXAMPLES][0] != row[0]]
-
-
-@dataclass(frozen=True)
-class JudgeScores(VerdictTask):
-    """A task that writes the verdicts for the scores of a part, and all scores. `cut` is the lowest score to keep."""
-
-    settings: Quality
-    judged: tuple[str, ...]
-    cut: float
-
-    def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        before, first = self.result(ScoreDocuments.__name__, self.number), 0
-        every, limit = load_array(before / "scores.npy"), limit_in_words(self.settings, self.cut)
-        for table in read_receipt(before)["tables"]:
-            scores = every[first : first + table["documents"]]
-            first += len(scores)
-            goes = ~stays(self.settings, scores, self.cut) & (table["source"] in self.judged)
-            facts = list(zip(goes.tolist(), scores.tolist(), strict=True))
-            reasons = ["low_quality" if is_low else None for is_low, _ in facts]
-            details = [f"score {score:.6f}; {limit}" if is_low else None for is_low, score in facts]
-            yield len(scores), make_verdicts(range(len(scores)), score=scores, reason=reasons, detail=details)
+Scores = npt.NDArray[np.float32]
 
 
 class QualityStep(GlobalStep, Quality):
@@ -101,6 +39,8 @@ class QualityStep(GlobalStep, Quality):
 
     name = "quality"
     action = "scoring quality"
+    columns = ("identity", "source", "text")
+    classifier: AnyPath = Path()  # folder of the trained classifier, once it is trained
 
     @property
     def is_on(self) -> bool:
@@ -109,40 +49,85 @@ class QualityStep(GlobalStep, Quality):
     def run(self, documents: CorpusDocuments, report: Path) -> None:
         """Write quality.json to `report`, and the classifier if it was trained here."""
         names = sorted(source.name for source in documents.corpus.sources)
-        judged = tuple(self.sources or [name for name in names if name not in self.high])
         place = documents.folder / CLASSIFIER
 
         def train(folder: Path) -> dict[str, Any]:
-            return learn(self, names, lambda columns: documents.tables(columns, (*self.high, *self.low)), folder)
+            return learn(self, names, documents.tables, folder)
 
-        learned = run_in_thread(lambda: build_once(place, documents.made_of, train))
+        run_in_thread(lambda: build_once(place, documents.made_of, train))
         copy_folder(place / FOLDER, report / FOLDER)
-        sampled = SAMPLED / max(sum(documents.sizes), 1)
-        scored = documents.on_parts(ScoreDocuments, reads=True, settings=self, judged=judged, sampled=sampled)
+        GlobalStep.run(self.model_copy(update={"classifier": place}), documents, report)
+
+    def collect(self, documents: pa.Table) -> pa.Table:
+        """Return source and score of each document, and the excerpts of those that may be examples."""
+        texts, names = documents["text"].to_pylist(), packed(documents["identity"].to_pylist())
+        scores, draws = learned_classifier(self, self.classifier).score(texts), keys(names, "example", self.seed)
+        facts = documents.drop_columns("text").append_column("score", [scores]).append_column("draw", [draws])
+        shown = set(example_rows(facts).tolist())
+        excerpts = [text[:EXCERPT_CHARACTERS] if row in shown else None for row, text in enumerate(texts)]
+        return facts.append_column("excerpt", [pa.array(excerpts, pa.string())])
+
+    def decide(self, facts: Iterator[pa.Table], report: Path) -> float:
+        """Write quality.json and return the lowest score to keep."""
+        by_source, shown = defaultdict[str, list[Scores]](lambda: [np.zeros(0, np.float32)]), list[pa.Table]()
+        for table in facts:
+            for name in pc.unique(table["source"]).to_pylist():
+                by_source[name].append(scores_of(table.filter(pc.equal(table["source"], name))))
+            every = pa.concat_tables([*shown, table.filter(pc.is_valid(table["excerpt"]))])
+            shown = [every.take(example_rows(every))]
+        scores = {name: np.concatenate(parts) for name, parts in sorted(by_source.items())}
         cut = 0.5 if self.threshold is None else self.threshold
         if self.keep_share is not None:
-            folders = [documents.folder / ScoreDocuments.__name__ / f"{number:06d}" for number in range(len(scored))]
-            samples = [np.zeros(0, np.float32), *(load_array(folder / "sample.npy") for folder in folders)]
-            cut = cut_of_share(np.concatenate(samples), self.keep_share)
-        done = documents.on_parts(JudgeScores, settings=self, judged=judged, cut=cut)
-        rows, histograms = list[dict[str, Any]](), dict[str, list[int]]()
-        tables = list(chain.from_iterable(one["tables"] for one in scored))
-        gone = list(chain.from_iterable(one["tables"] for one in done))
-        for name in names:
-            own = [(table, lost) for table, lost in zip(tables, gone, strict=True) if table["source"] == name]
-            count, total = (sum(table[key] for table, _ in own) for key in ("documents", "sum"))
-            row = {"source": name, "judged": name in judged and count > 0, "documents": count}
-            mean = total / UNITS / count if count else None
-            rows.append({**row, "kept": count - sum(lost for _, lost in own), "mean_score": mean})
-            histograms[name] = [sum(counts) for counts in zip(*(table["histogram"] for table, _ in own), strict=True)]
-        used: dict[str, Any] = {"kind": self.use, "limit": limit_in_words(self, cut), "sources": rows}
-        used |= {"threshold": cut} if self.use == "filter" else {}
-        shown = first_of_each_bin(list(chain.from_iterable(one["examples"] for one in scored)))
-        examples = [
-            {"identity": identity, "source": name, "score": score, "excerpt": text}
-            for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
+            judged = [scores[name] for name in scores if self.judges(name)]
+            cut = cut_of_share(np.concatenate([np.zeros(0, np.float32), *judged]), self.keep_share)
+        rows = [
+            {
+                "source": name,
+                "judged": self.judges(name),
+                "documents": len(values),
+                "kept": int((stays(self, values, cut) | (not self.judges(name))).sum()),
+                "mean_score": int(np.rint(values.astype(np.float64) * UNITS).sum()) / UNITS / len(values),
+            }
+            for name, values in scores.items()
         ]
-        write_json(report / FILE, {**learned, "scores": histograms, "use": used, "examples": examples})
+        use: dict[str, Any] = {"kind": self.use, "limit": limit_in_words(self, cut), "sources": rows}
+        use |= {"threshold": cut} if self.use == "filter" else {}
+        histograms = {name: np.bincount(bin_of(values), minlength=HISTOGRAM_BINS) for name, values in scores.items()}
+        examples = [row for table in shown for row in table.drop_columns("draw").to_pylist()]
+        content = {
+            **read_receipt(self.classifier),
+            "scores": {name: counts.tolist() for name, counts in histograms.items()},
+            "use": use,
+            "examples": sorted(examples, key=lambda row: (row["score"], row["identity"])),
+        }
+        write_json(report / FILE, content)
+        return cut
+
+    def judge(self, facts: pa.Table, decided: float) -> Iterator[DocumentVerdict]:
+        """Return the score of each document, with the reason if it is rejected."""
+        scores, limit = scores_of(facts), limit_in_words(self, decided)
+        is_good, sources = stays(self, scores, decided).tolist(), facts["source"].to_pylist()
+        for row, score in enumerate(scores.tolist()):
+            is_low = self.judges(sources[row]) and not is_good[row]
+            reason, detail = ("low_quality", f"score {score:.6f}; {limit}") if is_low else (None, "")
+            yield DocumentVerdict(row, reason, detail, score=score)
+
+    def judges(self, source: str) -> bool:
+        """Return True if documents of this source may be rejected."""
+        return source in self.sources if self.sources else source not in self.high
+
+
+def scores_of(facts: pa.Table) -> Scores:
+    """Return the scores of a table of facts."""
+    return np.asarray(facts["score"].to_numpy(), np.float32)
+
+
+def example_rows(facts: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the rows of the first EXAMPLES documents of each score bin, in the order of their draws."""
+    bins = bin_of(facts["score"].to_numpy())
+    order = np.lexsort((facts["draw"].to_numpy(), bins))
+    place = np.arange(len(order)) - np.searchsorted(bins[order], bins[order])
+    return order[place < EXAMPLES]
 
 
 def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:

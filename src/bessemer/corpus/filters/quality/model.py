@@ -22,7 +22,7 @@ from bessemer.common.hashing import file_sha256
 from bessemer.corpus.filters.language import load_model
 from bessemer.recipe import Quality
 from bessemer.run.files import write_atomic, write_json
-from bessemer.text.hashing import BASE, Array, compiled, mix
+from bessemer.text.hashing import Array, hash_ngrams
 from bessemer.text.ngrams import folded_words
 from bessemer.text.statistics import Statistics
 
@@ -149,14 +149,13 @@ def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> csr_array:
 
     The value of each occurring bucket is 1 / sqrt(distinct buckets), so that a bag of words has length 1 for any text.
     """
-    seen = np.zeros(1 << hash_bits, dtype=np.int32)
     columns, values, ends = [np.zeros(0, dtype=np.int32)], [np.zeros(0)], [0]
     last = np.arange(1 << hash_bits, (1 << hash_bits) + NUM_STATISTICS, dtype=np.int32)
-    for number, text in enumerate(texts, 1):
+    for text in texts:
         text = prefix(text, read_bytes)
         buckets = buckets_of(folded_words(text)[0], hash_bits)
-        count = _move_distinct_first(buckets, seen, number)
-        columns += [buckets[:count], last]
+        count = len(buckets)
+        columns += [buckets, last]
         values += [np.full(count, 1 / np.sqrt(max(count, 1))), np.multiply(STATISTICS_SCALE, _statistics(text))]
         ends.append(ends[-1] + count + NUM_STATISTICS)
     shape = (len(texts), (1 << hash_bits) + NUM_STATISTICS)
@@ -189,25 +188,9 @@ def prefix(text: str, num_bytes: int) -> str:
     return text[:num_bytes].encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
 
 
-@compiled
 def buckets_of(words: Array, hash_bits: int) -> Array:
-    """Return the hash buckets of each word, followed by those of each pair of adjacent words."""
-    buckets = np.empty(max(2 * len(words) - 1, 0), np.int32)
-    shift = np.uint64(64 - hash_bits)
-    for number in range(len(words)):
-        buckets[number] = words[number] >> shift
-    for number in range(len(words) - 1):
-        buckets[len(words) + number] = mix(words[number] * BASE + words[number + 1]) >> shift
-    return buckets
-
-
-@compiled
-def _move_distinct_first(buckets: Array, seen: Array, stamp: int) -> int:
-    """Move distinct buckets to the front, in order, and return their number. `seen` marks buckets of this text with `stamp`."""
-    count = 0
-    for bucket in buckets:
-        if seen[bucket] != stamp:
-            seen[bucket] = stamp
-            buckets[count] = bucket
-            count += 1
-    return count
+    """Return the distinct hash buckets of the words and pairs of adjacent words, in the order of their first occurrence."""
+    pairs = np.empty_like(words)
+    pairs = pairs[: hash_ngrams(words, len(words), 2, pairs)]
+    buckets = (np.concatenate([words, pairs]) >> np.uint64(64 - hash_bits)).astype(np.int32)
+    return buckets[np.sort(np.unique(buckets, return_index=True)[1])]

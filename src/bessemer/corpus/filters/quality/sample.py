@@ -1,13 +1,15 @@
 """Sampling of labelled documents and their split into training and test documents.
 
-Draws depend only on the hash of identities, not on the order of documents. Identities are read first and the texts of the
-drawn documents afterwards, so that memory holds only the sample. Labelled examples are sources of this corpus, or files.
+Draws depend only on the hash of identities, not on the order of documents. Memory holds only the sample. Labelled examples
+are sources of this corpus, or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pyarrow.compute as pc
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
-from bessemer.corpus.dedup.task import packed
+from bessemer.corpus.dedup.task import identity_of, packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.model import prefix
 from bessemer.corpus.partition import read
@@ -28,8 +30,8 @@ from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop
 
-# Called repeatedly with columns (of identity, source, text); yields tables of the clean documents in any order
-Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
+# Called with columns and sources; yields tables of the clean documents of at least these sources, in any order
+Tables = Callable[[tuple[str, ...], Sequence[str]], "Iterable[pa.Table]"]
 Labels = npt.NDArray[np.bool_]  # True for documents of high quality
 MIN_DOCUMENTS = 50  # required per class after deduplication; a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
@@ -75,36 +77,34 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
     """Draw equally many documents of each class. Raises InputError for an unknown entry or too few documents."""
-    sides = {**dict.fromkeys(settings.low, False), **dict.fromkeys(settings.high, True)}
-    outside = [entry for entry in sides if entry not in sources]
-    chosen = {high: np.zeros(0, dtype="S16") for high in (False, True)}
-    there = dict.fromkeys(sides, 0)
-    for entry, table in _labelled(sides, outside, tables, ("identity", "source")):
-        there[entry] += table.num_rows
-        names = np.concatenate([chosen[sides[entry]], packed(table["identity"].to_pylist())])
-        order = np.lexsort((names, keys(names, "sample", settings.seed)))[: settings.documents]
-        chosen[sides[entry]] = names[order]
-    taken = [SAMPLE.empty_table()]
-    for entry, table in _labelled(sides, outside, tables, ("identity", "source", "text")):
-        rows = np.flatnonzero(np.isin(packed(table["identity"].to_pylist()), chosen[sides[entry]]))
-        texts = [prefix(text, settings.read_bytes) for text in table["text"].take(rows).to_pylist()]
-        names = table["identity"].take(rows).to_pylist()
-        taken.append(pa.table([[sides[entry]] * len(texts), names, texts], schema=SAMPLE))
-    return _split(settings, pa.concat_tables(taken), there)
+    num_documents, chosen = Counter[str](), [SAMPLE.empty_table()]
+
+    def documents(entries: Sequence[str]) -> Iterator[tuple[int, bytes, str]]:
+        for entry, table in _labelled(entries, sources, tables):
+            num_documents[entry] += table.num_rows
+            names = packed(table["identity"].to_pylist())
+            texts = (text[: settings.read_bytes] for text in table["text"].to_pylist())
+            yield from zip(keys(names, "sample", settings.seed).tolist(), names.tolist(), texts, strict=True)
+
+    for high, entries in ((False, settings.low), (True, settings.high)):
+        rows = nsmallest(settings.documents, documents(entries))
+        names, texts = [name for _, name, _ in rows], [prefix(text, settings.read_bytes) for *_, text in rows]
+        chosen.append(pa.table([[high] * len(rows), [*map(identity_of, names)], texts], schema=SAMPLE))
+    return _split(
+        settings, pa.concat_tables(chosen), {entry: num_documents[entry] for entry in (*settings.low, *settings.high)}
+    )
 
 
-def _labelled(
-    sides: dict[str, bool], outside: list[str], tables: Tables, columns: tuple[str, ...]
-) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (entry, table) with the labelled documents."""
-    inside = [entry for entry in sides if entry not in outside]
-    for table in tables(columns) if inside else ():
+def _labelled(entries: Sequence[str], sources: tuple[str, ...], tables: Tables) -> Iterator[tuple[str, pa.Table]]:
+    """Yield (entry, table) with the documents of some entries of corpus.quality.high or .low."""
+    inside = [entry for entry in entries if entry in sources]
+    for table in tables(("identity", "source", "text"), inside) if inside else ():
         check_stop()
         for entry in pc.unique(table["source"]).to_pylist():
             if entry in inside:
                 yield entry, table.filter(pc.equal(table["source"], entry))
-    for entry in outside:
-        for table in _examples(entry):
+    for entry in entries:
+        for table in _examples(entry) if entry not in sources else ():
             check_stop()
             yield entry, table
 
