@@ -1,4 +1,4 @@
-"""The programs of benchmarks/, the results that are committed with them, and the reference measurements of the planner."""
+"""Programs and committed results of benchmarks/, and the reference measurements of the planner."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ needs_reference = pytest.mark.skipif(
 
 
 def program(name: str) -> ModuleType:
-    """Import a file of benchmarks/, which import each other by their bare names."""
+    """Import a file of benchmarks/. These files import each other by their bare names."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""A stage that another program has changed: its receipt has the new files."""
+"""Simulation of another program that changed a stage's files, with a receipt that records the new files."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from bessemer.run.stage import mark_stage
 
 
 def record_again(stage: Path) -> None:
-    """Record size and SHA-256 of the files that are there now, and keep what the stage was made from."""
+    """Record size and SHA-256 of the current files, and keep the recorded inputs of the stage."""
     facts = {key: value for key, value in stage_facts(stage).items() if key not in ("outputs", "sha256")}
     (stage / STAGE_FILE).unlink()
     mark_stage(stage, **facts)

@@ -1,4 +1,4 @@
-"""Which cases of a parametrised test `make test` runs; `make test-long` runs the others."""
+"""Selection of the cases of a parametrised test that `make test` runs; `make test-long` runs the others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def long_but(values: Iterable[Any], *short: Any) -> list[Any]:
-    """The values of `pytest.mark.parametrize`, all but `short` marked `long`. A tuple stands for several arguments."""
+    """Return values for `pytest.mark.parametrize`, all marked `long` except `short`. A tuple is a row of arguments."""
     return [
         value
         if value in short

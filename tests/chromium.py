@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through its DevTools protocol over a pipe: what the tests of pages need of it."""
+"""Headless Chromium, driven through its DevTools protocol over a pipe, for the tests of pages."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ WAIT_SECONDS = 60.0
 
 
 class Chromium:
-    """One page of a headless browser. Messages of the page's console at level error are kept in `errors`."""
+    """One page of a headless browser. `errors` collects console messages at level error."""
 
     def __init__(self, profile: Path, width: int = 1280, height: int = 900) -> None:
         assert PROGRAM is not None
@@ -27,8 +27,8 @@ class Chromium:
             f"--window-size={width},{height}", "--no-first-run", "about:blank",
         ]  # fmt: skip
 
-        def pipes() -> None:  # the protocol's pipes are 3 and 4
-            spare = os.dup(writes)  # reads may be 4 itself
+        def pipes() -> None:  # the protocol uses pipes 3 and 4
+            spare = os.dup(writes)  # `reads` may itself be 4
             os.dup2(reads, 3)
             os.dup2(spare, 4)
 
@@ -70,18 +70,18 @@ class Chromium:
         return found["result"]
 
     def open(self, address: str) -> None:
-        """Load a page, and wait until it is complete."""
+        """Load a page and wait until it is complete."""
         self.send("Page.navigate", url=address)
         self.until("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def until(self, script: str, seconds: float = WAIT_SECONDS) -> Any:
-        """The first value of an expression that is true."""
+        """Wait until an expression is true and return its value."""
         end = monotonic() + seconds
         while not (value := self.run(script)):
             assert monotonic() < end, f"never true: {script}"
@@ -89,7 +89,7 @@ class Chromium:
         return value
 
     def mouse(self, kind: str, x: float, y: float, clicks: int = 0) -> None:
-        """mousePressed, mouseMoved or mouseReleased, with the left button where there are clicks."""
+        """Send mousePressed, mouseMoved or mouseReleased, with the left button for clicks."""
         more = {"button": "left", "buttons": 1, "clickCount": clicks} if clicks else {}
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 

@@ -1,4 +1,4 @@
-"""What tests share: a small text of two kinds, a small recipe, and runs made from it."""
+"""Shared fixtures: a small text of two kinds, a small recipe, and runs made from it."""
 
 import gc
 import itertools
@@ -22,7 +22,7 @@ pytest_plugins = ["tests.faults"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
-# Workers share the cores, and some figures depend on the number of threads.
+# Workers share the cores, and some results depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:  # a fork
     sys.modules["torch"].set_num_threads(1)
@@ -88,7 +88,7 @@ WORDS = tuple(
 
 
 def write_conversations(path: Path, count: int = 120) -> Path:
-    """Questions and their answers, as a source of `format = "chat"` reads them."""
+    """Write questions with answers as a source of `format = "chat"`."""
     draw = random.Random(0)
     rows = []
     for number in range(count):
@@ -103,7 +103,7 @@ def write_conversations(path: Path, count: int = 120) -> Path:
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:
-    """Two sources of made-up text that a tokenizer of 400 ids and a tiny model can be trained on."""
+    """Write two sources of generated text, for a tokenizer of 400 ids and a tiny model."""
     draw = random.Random(0)
     for kind in ("prose", "code"):
         (folder / kind).mkdir(parents=True)
@@ -120,12 +120,12 @@ def write_text(folder: Path, documents: int = 60) -> Path:
 
 
 def recipe_text(folder: Path) -> str:
-    """The small recipe over `folder`/text, with its runs in `folder`/runs."""
+    """Return the small recipe over `folder`/text, with its runs in `folder`/runs."""
     return RECIPE.format(dir=folder / "runs", text=folder / "text")
 
 
 def with_model(text: str, model: str) -> str:
-    """That recipe with other lines for its model."""
+    """Return that recipe with other lines for its model."""
     begin, end = text.index("[model]\n"), text.index("[train]\n")
     return f"{text[:begin]}[model]\n{model}\n\n{text[end:]}"
 
@@ -137,7 +137,7 @@ _SERVER = pytest.StashKey[Warm]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The workers of pytest-xdist are forks of the process from which their programs are forked as well."""
+    """Fork the workers of pytest-xdist from the process from which their programs are forked."""
     workers = getattr(config.option, "tx", None)
     if IS_WARM and workers and not hasattr(config, "workerinput"):
         server = config.stash[_SERVER] = Warm()
@@ -152,7 +152,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[None]:
-    """Programs that tests start are forks of a process that has everything loaded."""
+    """Start the programs of tests as forks of a process that has loaded everything."""
     if not IS_WARM:
         yield
         return
@@ -164,7 +164,7 @@ def _warm() -> Iterator[None]:
     wait = subprocess.Popen.wait
 
     def wait_for_fork(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        """What was killed stands for a fork, which the server kills a moment later."""
+        """Wait for the fork itself, which the server kills shortly after its proxy was killed."""
         code = wait(process, timeout)
         if code == -signal.SIGKILL:
             time.sleep(0.3)
@@ -184,23 +184,23 @@ def _warm() -> Iterator[None]:
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test of a new interpreter: what it loads, how much memory it takes."""
+    """Use a new interpreter, for tests of what it loads and of its memory."""
     monkeypatch.setenv("COLD_PYTHON", "1")
 
 
 @pytest.fixture
 def fixed_step_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings take 0.01 seconds a step as measured; no step is timed before them."""
+    """Fix the measured step time at 0.01 seconds, without timing a step."""
     monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store on this machine with the bucket b, and an object in it that is not to be touched."""
+    """A local object store with the bucket b and an object that must not change."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("bessemer.storage.filesystem.ATTEMPTS", 2)  # it fails at once
+    monkeypatch.setattr("bessemer.storage.filesystem.ATTEMPTS", 2)  # fails at once
     with store(tmp_path / "store") as served:
         (served.folder / "b" / "others").mkdir(parents=True)
         (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
@@ -210,7 +210,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, recipe.toml, and a run that has its corpus and tokens. Read only; copy it to train."""
+    """A folder with text, recipe.toml and a run with corpus and tokens. Read only; copy it to train."""
     from bessemer.cli import run_command
 
     folder = tmp_path_factory.mktemp("prepared")
@@ -223,7 +223,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(prepared: Path, tmp_path: Path) -> Path:
-    """A copy of the prepared folder's runs, free to be written to."""
+    """A writable copy of the runs of `prepared`."""
     import shutil
 
     shutil.copytree(prepared / "runs", tmp_path / "runs")
@@ -232,36 +232,35 @@ def runs(prepared: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recipe_file(prepared: Path) -> Iterator[Path]:
-    """The small recipe's file, whose own `run.dir` is that of all tests: a test that writes runs gives another one."""
+    """The small recipe's file. All tests share its `run.dir`: a test that writes runs sets another one."""
     yield prepared / "small.toml"
     assert os.listdir(prepared / "runs") == ["small"], "a run was made where the other tests' runs are copied from"
 
 
 @pytest.fixture
 def bare_recipe(tmp_path: Path) -> Path:
-    """The small recipe's file without text or runs: for tests of a GPU, whose machine may lack what makes a corpus."""
+    """The small recipe's file without text or runs, for GPU tests on a machine without the corpus packages."""
     (tmp_path / "bare.toml").write_text(recipe_text(tmp_path))
     return tmp_path / "bare.toml"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
-    """What the modules before have loaded is not looked through again by each collection of garbage, of which a training makes
-    several."""
+    """Exclude objects of earlier modules from garbage collection, which a training triggers several times."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick() -> None:
-    """A recipe's values need not follow from the speed of this machine."""
+    """Do not measure this machine's speed to derive a recipe's values."""
     measure_little()
 
 
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command under --json silences its process; the next test's process is not to inherit that."""
+    """Restore the console, which a command with --json silences."""
     from bessemer.common import console
 
     monkeypatch.setenv(console.QUIET, "")
     monkeypatch.delenv(console.QUIET)
-    monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 3600.0)  # so that what is said does not depend on the load
+    monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 3600.0)  # so that the output does not depend on the load

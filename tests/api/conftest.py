@@ -1,4 +1,4 @@
-"""A trained and exported run, whose weights stay where they began, so that its losses can be computed again."""
+"""A trained and exported run whose weights do not change, so that its losses can be computed again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-RATE = 1e-12  # at which 24 steps change no loss
+RATE = 1e-12  # small enough that 24 steps change no loss
 
 
 @pytest.fixture(scope="session")
 def still_run(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that is trained, evaluated and exported. Read only."""
+    """Folder of a run that is trained, evaluated and exported. Read only."""
     from bessemer.cli import run_command
 
     folder = tmp_path_factory.mktemp("still")

@@ -1,4 +1,4 @@
-"""A filter and a callback of a user, at the top of a file."""
+"""A user's filter and callback, defined at the top level of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents and tokens from Python: lazy, by the corpus and the tokens stage, and as datasets of other libraries."""
+"""Documents and tokens from Python: lazy, equal to those of the stages, and usable as datasets of other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 documents, the last two equal to the first, and one with a word that is not wanted."""
+    """40 documents, of which the last two equal the first and one has an unwanted word."""
     folder = tmp_path_factory.mktemp("files")
     texts = [*(text(number) for number in range(40)), text(0), text(0), f"{text(50)} unwanted"]
     (folder / "data.jsonl").write_text("".join(json.dumps({"body": one}) + "\n" for one in texts))
@@ -59,7 +59,7 @@ def test_a_filter_of_a_notebook_works_in_this_process(files: Path, capsys: pytes
     seen: list[str] = []
 
     class Odd(bs.Filter):
-        """Reject documents of an odd number of characters."""
+        """Reject documents with an odd number of characters."""
 
         def judge(self, document: bs.Document) -> bs.Reject | None:
             seen.append(document.text)
@@ -79,7 +79,7 @@ def test_the_rule_sets_are_filters(files: Path) -> None:
     assert 0 < len(kept) < 43 and all(len(one.split()) >= 43 for one in kept)
 
 
-def test_tokens_are_those_of_the_stage(tokens: Any, tmp_path: Path) -> None:
+def test_tokens_equal_those_of_the_tokens_stage(tokens: Any, tmp_path: Path) -> None:
     lazy, tokens = tokens, tokens.write(tmp_path / "x")
     store = TokenStore.open(tmp_path / "x" / "tokens")
     assert tokens.store.digest == store.digest == lazy.store.digest == bs.open_tokens(tmp_path / "x").store.digest
@@ -93,7 +93,7 @@ def test_tokens_are_those_of_the_stage(tokens: Any, tmp_path: Path) -> None:
     assert stage.stat().st_mtime_ns == before, "what is there is not written again"
 
 
-def test_sequences_are_those_of_torch(docs: Any, tokens: Any) -> None:
+def test_sequences_equal_those_of_the_torch_dataset(docs: Any, tokens: Any) -> None:
     torch = pytest.importorskip("torch")
     data = tokens.sequences(16)
     stream = np.concatenate([one.ids for one in tokens]).astype(np.int64)
@@ -121,14 +121,14 @@ def test_datasets_have_the_same_documents(docs: Any, tokens: Any) -> None:
     assert [row["text"] for row in docs.to_datasets()] == [row["text"] for row in docs]
 
 
-def test_documents_and_tokens_show_themselves(docs: Any, tokens: Any, tmp_path: Path) -> None:
+def test_documents_and_tokens_have_a_readable_repr(docs: Any, tokens: Any, tmp_path: Path) -> None:
     lazy = bs.read("<b>").tokenize(vocabulary=300)
     assert "not written" in lazy._repr_html_() and "vocabulary" in lazy._repr_html_()
     assert "&lt;b&gt;" in bs.read("<b>")._repr_html_() and " number " in docs.write(tmp_path / "x")._repr_html_()
     assert "300" in tokens.write(tmp_path / "x")._repr_html_()
 
 
-def test_wrong_input_is_one_error(docs: Any, tokens: Any, files: Path, tmp_path: Path) -> None:
+def test_wrong_input_raises_one_error(docs: Any, tokens: Any, files: Path, tmp_path: Path) -> None:
     class Local(bs.Filter):
         def judge(self, document: bs.Document) -> None:
             return None

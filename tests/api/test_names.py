@@ -1,4 +1,4 @@
-"""The public names, loaded when they are used."""
+"""Public names, which load when they are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import bessemer
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert set(bessemer.EXPORTS) <= set(dir(bessemer))
     for name in bessemer.EXPORTS:
         assert getattr(bessemer, name) is not None
@@ -19,7 +19,7 @@ def test_every_public_name_is_there() -> None:
 
 
 @pytest.mark.usefixtures("cold")
-def test_the_package_itself_loads_nothing() -> None:
+def test_importing_the_package_loads_no_submodules() -> None:
     heavy = "{'torch', 'numpy', 'pydantic', 'pyarrow', 'rich'} & set(sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys, bessemer; assert not {heavy}, {heavy}"], capture_output=True, text=True

@@ -15,7 +15,7 @@ with progress("reading", 100, "doc") as advance:
 
 
 @pytest.mark.usefixtures("cold")
-def test_a_bar_is_drawn_in_a_notebook_and_goes_at_the_end() -> None:
+def test_a_progress_bar_in_a_notebook_disappears_at_the_end() -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     seen: list[str] = []

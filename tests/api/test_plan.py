@@ -1,4 +1,4 @@
-"""Plans from Python: those of the command."""
+"""Plans from Python, which equal those of the command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def of_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_equals_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     plan = bs.plan_training(params="8B", tokens="2T", devices="512xH100", seq=8192, keys={"train.precision": "bf16"})
     options = ["--params", "8B", "--tokens", "2T", "--gpus", "512xH100", "--seq", "8192"]
     expected = of_command(capsys, *options, "--set", "train.precision=bf16")
@@ -46,6 +46,6 @@ def test_a_plan_of_a_recipe(recipe_file: Path, capsys: pytest.CaptureFixture[str
         ({"recipe": "demo"}, "device"),
     ],
 )
-def test_what_cannot_be_planned(arguments: dict[str, Any], named: str) -> None:
+def test_invalid_goals_raise_errors(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         bs.plan_training(**arguments)

@@ -1,4 +1,4 @@
-"""A run from Python: its numbers are those of transformers on the exported model, and those that the training logged."""
+"""A run from Python: its values equal those of transformers on the exported model and those the training logged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nats_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
 
 
-def test_the_loss_of_a_text_is_that_of_transformers(still_run: Path, exported: torch.nn.Module) -> None:
+def test_the_loss_of_a_text_equals_that_of_transformers(still_run: Path, exported: torch.nn.Module) -> None:
     ids = transformers.AutoTokenizer.from_pretrained(still_run / "export")(TEXT, return_tensors="pt").input_ids
     expected = nats_of(exported, ids[:, :-1], ids[:, 1:])
     found = bs.open_run(still_run).loss(TEXT, per_token=True)
@@ -53,7 +53,7 @@ def test_a_long_text_is_scored_in_windows(still_run: Path, exported: torch.nn.Mo
     assert run.loss(text).nats == pytest.approx(float(expected.sum()), abs=1e-3)
 
 
-def test_the_batch_of_a_step_is_what_the_training_read(still_run: Path, exported: torch.nn.Module) -> None:
+def test_the_batch_of_a_step_equals_the_one_trained_on(still_run: Path, exported: torch.nn.Module) -> None:
     run = bs.open_run(still_run)
     table = run.metrics().to_pydict()
     assert table["step"] == list(range(1, 25))
@@ -72,7 +72,7 @@ def test_the_batch_of_a_step_is_what_the_training_read(still_run: Path, exported
         run.batch(25)
 
 
-def test_metrics_are_a_table_with_a_row_for_each_step(still_run: Path) -> None:
+def test_metrics_have_a_row_for_each_step(still_run: Path) -> None:
     run = bs.open_run(still_run)
     lines = [json.loads(line) for line in (still_run / "metrics.jsonl").read_text().splitlines()]
     for kind in ("train", "validation"):
@@ -86,7 +86,7 @@ def test_metrics_are_a_table_with_a_row_for_each_step(still_run: Path) -> None:
         run.metrics("valid")
 
 
-def test_generate_is_what_the_command_writes(still_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_equals_the_command(still_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bessemer.cli import run_command
 
     run = bs.open_run(still_run)
@@ -100,7 +100,7 @@ def test_generate_is_what_the_command_writes(still_run: Path, capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out)["text"] == text
 
 
-def test_what_cannot_be_asked(still_run: Path, tmp_path: Path) -> None:
+def test_invalid_requests_raise_errors(still_run: Path, tmp_path: Path) -> None:
     run = bs.open_run(str(still_run))
     for ask in (
         lambda: bs.open_run(tmp_path),
@@ -119,7 +119,7 @@ def test_what_cannot_be_asked(still_run: Path, tmp_path: Path) -> None:
         bs.open_run(tmp_path / "edited").loss("a")
 
 
-def test_a_run_shows_itself(still_run: Path) -> None:
+def test_a_run_has_a_readable_repr(still_run: Path) -> None:
     run = bs.open_run(still_run)
     assert str(still_run) in run._repr_html_() and "24" in run._repr_html_()
     assert run.report().exists() and run.evaluation["step"] == 24 and (run.files.export / "config.json").exists()

@@ -1,4 +1,4 @@
-"""Trainings from Python: the same as the command's, on tokens that were written before, with callbacks."""
+"""Training from Python: equal to the command's, on existing tokens, with callbacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokens(lazy: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_a_training_on_tokens_with_callbacks(tokens: Any, tmp_path: Path) -> None:
     class Losses(bs.Callback):
-        """Defined where no other process can import it."""
+        """Callback defined where no other process can import it."""
 
         def step(self, moment: Moment) -> str | None:
             seen.append(moment.metrics["loss"])
@@ -67,19 +67,19 @@ def test_each_of_two_processes_has_its_own_callback(tokens: Any, tmp_path: Path)
     assert [one.use.rpartition(":")[2] for one in load(run.path).train.callbacks] == ["WriteSteps"]
 
 
-def test_a_training_in_the_run_of_its_tokens(lazy: Any, tmp_path: Path) -> None:
+def test_a_training_writes_to_the_run_of_its_tokens(lazy: Any, tmp_path: Path) -> None:
     written = bs.open_tokens(lazy.write(tmp_path / "b").path)
     run = bs.train_model({"model": MODEL, "train": TRAIN}, tokens=written, keys={**KEYS, "tokens.sequence_length": 32})
     assert run.path == tmp_path / "b" and checkpoint_steps(RunDirectory(run.path).checkpoints)[-1] == 4
 
 
-def test_a_training_of_a_recipe_is_that_of_the_command(recipe_file: Path, runs: Path) -> None:
+def test_a_training_of_a_recipe_equals_that_of_the_command(recipe_file: Path, runs: Path) -> None:
     keys = {"run.dir": str(runs), "train.steps": 4, "export.hf": False}
     run = bs.train_model(recipe_file, keys=keys)
     assert run.path == runs / "small" and len(run.metrics()) == 4
 
 
-def test_what_cannot_be_trained(tokens: Any, recipe_file: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_of_train_raise_errors(tokens: Any, recipe_file: Path, tmp_path: Path) -> None:
     class Local(bs.Callback):
         def step(self, moment: Moment) -> None: ...
 

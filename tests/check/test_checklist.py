@@ -1,4 +1,4 @@
-"""`bessemer check`: every row holds for a sound recipe, and fails for the fault that it is there for."""
+"""`bessemer check`: every row passes for a sound recipe, and fails for the fault it is meant to find."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def check(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> 
     assert code == expected
 
 
-def test_a_sound_recipe_is_go_and_its_run_folder_is_untouched(
+def test_a_sound_recipe_passes_and_its_run_directory_is_untouched(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in runs.rglob("*"))
@@ -71,7 +71,7 @@ def failed(recipe: Recipe, store: TokenStore, trainer: Trainer, reader: Any = No
     return {row.name for row in masks.mask_rows(recipe, trainer, reader, store) if row.status == "FAIL"}
 
 
-def test_a_fault_fails_its_row_alone(small: tuple[Recipe, TokenStore]) -> None:
+def test_a_fault_fails_only_its_own_row(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     trainer = trainer_of(recipe, store)
     assert failed(recipe, store, trainer) == set()
@@ -86,11 +86,11 @@ def test_a_fault_fails_its_row_alone(small: tuple[Recipe, TokenStore]) -> None:
     assert failed(recipe, store, trainer, loader) == {"targets are shifted by one"}
     trainer.model.specs = [replace(spec, causal=False) for spec in trainer.model.specs]
     assert failed(recipe, store, trainer) == {"no token sees the future"}
-    trainer = trainer_of(recipe, store, end_of_text=store.vocabulary)  # which is in no text
+    trainer = trainer_of(recipe, store, end_of_text=store.vocabulary)  # a token that is in no text
     assert failed(recipe, store, trainer) == {"no token sees another document"}
 
 
-def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Recipe, TokenStore]) -> None:
+def test_a_model_without_gradients_fails_to_overfit(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     batch = trainer_of(recipe, store).task.loader(recipe, store).batch(0, 1)
     assert trial_rows.overfits(trainer_of(recipe, store), batch).status == "ok"
@@ -115,7 +115,7 @@ def spec_of(recipe: Recipe, store: TokenStore) -> RunSpec:
     return RunSpec(recipe, config, "CPU", "fp32", store.digest, {"before_model": 0, "total": 0}, 0, 1e10, Fresh())
 
 
-def test_a_resume_that_goes_on_otherwise_fails(trained: tuple[Recipe, TrialResult]) -> None:
+def test_a_resume_with_different_losses_fails(trained: tuple[Recipe, TrialResult]) -> None:
     recipe, straight = trained
     tokens = straight.run.tokens.resolve()
     run = trial.lay_out(straight.run.path.parent, "other-rate", spec_of(recipe, TokenStore.open(tokens)), tokens)
@@ -126,7 +126,7 @@ def test_a_resume_that_goes_on_otherwise_fails(trained: tuple[Recipe, TrialResul
     assert "the loss of step 5 is" in row.evidence, "the first step whose weights differ"
 
 
-def test_what_cannot_be_examined_does_not_count_as_passed() -> None:
+def test_a_row_that_cannot_run_does_not_count_as_passed() -> None:
     rows = [CheckRow("a", "b", "ok", "c " * 100), CheckRow("d", "e", "not here", "f"), CheckRow("a", "g", "warn", "h")]
     assert is_go(rows)
     assert table(rows).index("g") < table(rows).index("e"), "rows of a topic stand together"
@@ -141,7 +141,7 @@ def test_what_cannot_be_examined_does_not_count_as_passed() -> None:
     assert not is_go(found)
 
 
-def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenStore]) -> None:
+def test_a_large_model_is_tried_at_a_smaller_size_and_reported(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     recipe = recipe_defaults.resolve(
         recipe.changed(
@@ -161,9 +161,7 @@ def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenSt
     config_of(few, store.vocabulary, 0)
 
 
-def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
-    small: tuple[Recipe, TokenStore], tmp_path: Path
-) -> None:
+def test_a_recipe_that_does_not_learn_is_reported(small: tuple[Recipe, TokenStore], tmp_path: Path) -> None:
     recipe, store = small
     flat = TrialResult(RunDirectory(tmp_path), dict.fromkeys(range(1, 25), 6.0), "", [])
     open_recipe = recipe.changed(train={"global_batch_tokens": None})
@@ -177,7 +175,7 @@ def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
 
 
 @pytest.mark.long
-def test_a_failed_row_is_the_exit_code(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_row_sets_the_exit_code(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(recipe_file, runs, "train.optimizer.learning_rate=0.9", expected=1)
     assert "FAIL" in {row["status"] for row in rows_of(capsys.readouterr().out).values()}
 
@@ -191,7 +189,7 @@ def test_a_damaged_shard_ends_the_check(runs: Path, recipe_file: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_layout_of_two_processes_is_tried_with_them(
+def test_a_layout_of_two_processes_is_tried_with_two_processes(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check(recipe_file, runs, "parallel.shard=2")

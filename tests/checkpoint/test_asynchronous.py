@@ -1,4 +1,4 @@
-"""Saving in a thread while the training continues: the same checkpoint, errors that surface, and a copy that nothing changes."""
+"""Background saves: equal to foreground saves, with errors that surface and a copy that later steps do not change."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
+def test_a_background_save_equals_a_foreground_save(tmp_path: Path) -> None:
     with AsyncSaver(tmp_path / "beside", keep=2) as saver:
         for step in (10, 20, 30):
             saver.save(step, state(float(step)), {"samples": step})
@@ -39,7 +39,7 @@ def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
 
 
 def fill_disk(is_full: bool) -> None:
-    """Let files be written or not, as on a disk that is full."""
+    """Return a function that makes writes fail, as on a full disk, or succeed again."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EFBIG, "File too large")
@@ -47,14 +47,14 @@ def fill_disk(is_full: bool) -> None:
     protocol.save_file = fail if is_full else files.save_file  # type: ignore[assignment]
 
 
-def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_after_the_copy_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, facts, may_write = state(1.0), {"guard": [1, 2]}, threading.Event()
     monkeypatch.setattr(
         protocol, "save_file", lambda *given: files.save_file(*given) if may_write.wait(20) else pytest.fail("no event")
     )
     with AsyncSaver(tmp_path, keep=1) as saver:
         saver.save(10, tensors, facts)
-        assert checkpoint_steps(tmp_path) == []  # it returned before anything was written
+        assert checkpoint_steps(tmp_path) == []  # save returned before anything was written
         for named in tensors.values():
             for tensor in named.values():
                 tensor.fill_(99.0)
@@ -87,15 +87,17 @@ def test_an_update_waits_for_the_copy_and_the_step_before_it_does_not(
     assert float(weight.detach().sum()) == 0.0
     found = latest(tmp_path)
     assert found is not None and float(found.tensors("model")["a"].sum()) == 1000.0
-    optimizer.step()  # nothing is left on it
+    optimizer.step()  # no error is pending
 
 
 @pytest.mark.fault(8)
-def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_surfaces_at_the_next_save_which_still_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
     saver.save(10, state(10.0), {})
     saver.finish()
-    monkeypatch.setattr(protocol, "save_file", files.save_file)  # put back after the test
+    monkeypatch.setattr(protocol, "save_file", files.save_file)  # restored after the test
     fill_disk(True)
     saver.save(20, state(20.0), {})
     assert saver._thread is not None
@@ -111,8 +113,8 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     saver.save(40, bad, {})
     with pytest.raises(BessemerError, match="the checkpoint of step 40 failed: .*model tensor a .*not finite"):
         saver.finish()
-    saver.finish()  # told once
-    with pytest.raises(BessemerError, match="B free"):  # this one is known at once
+    saver.finish()  # reported once
+    with pytest.raises(BessemerError, match="B free"):  # the second failure is known at once
         saver.save(50, {"model": {"a": torch.zeros(1).expand(1 << 50)}}, {})
     assert checkpoint_steps(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))
@@ -120,7 +122,7 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**12))  # processes of this node that need as much
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**12))  # two processes of this node need this much
     saver.save(10, state(10.0), {})
     assert checkpoint_steps(tmp_path) == [10] and saver._thread is None
     bad = state(20.0)
@@ -129,7 +131,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
         saver.save(20, bad, {})
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     saver.save(30, state(30.0), {})
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**12))  # what it holds already, it need not find free
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**12))  # memory it already holds does not have to be free
     saver.save(40, state(40.0), {})
     assert saver._thread is not None
     saver.finish()
@@ -150,8 +152,8 @@ def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeyp
     assert checkpoint_steps(tmp_path) == [20]
 
 
-def beside_collectives(folder: Path) -> list[str]:
-    """The training's own collectives go on while checkpoints are written; what fails on one is told to both."""
+def save_during_collectives(folder: Path) -> list[str]:
+    """Run the training's collectives while checkpoints are written. A failure on one process is reported to both."""
     mesh = join(Parallel(replicate=2), torch.device("cpu"))
     weight, told = torch.zeros(300, 300), []
     with AsyncSaver(folder, keep=3, mesh=mesh) as saver:
@@ -180,8 +182,8 @@ def reduced(alive: bool) -> torch.Tensor:
     return flag
 
 
-def test_files_are_those_of_the_library(tmp_path: Path) -> None:
-    """Byte for byte, for all types and odd names."""
+def test_files_equal_those_of_the_safetensors_library(tmp_path: Path) -> None:
+    """Compare files byte for byte for all types and unusual names."""
     dtypes = [getattr(torch, name.removeprefix("torch.")) for name in files.DTYPES if name != "torch.complex64"]
     named = {f'{number % 3}/é"\\{dtype}': torch.arange(number).to(dtype) for number, dtype in enumerate(dtypes, 1)}
     named |= {"empty": torch.zeros(0, 3), "one": torch.tensor(2.0), "turned": torch.arange(6.0).view(2, 3).T}
@@ -218,8 +220,8 @@ def test_a_value_that_is_not_finite_is_found_in_any_block(
             assert not is_finite
 
 
-def test_the_training_goes_on_beside_it(tmp_path: Path) -> None:
-    first, second = run_on(2, beside_collectives, tmp_path)
+def test_training_continues_during_a_background_save(tmp_path: Path) -> None:
+    first, second = run_on(2, save_during_collectives, tmp_path)
     assert first == second
     (said,) = first
     assert said.startswith("50: the checkpoint of step 40 failed: rank 1: ") and "File too large" in said

@@ -1,4 +1,4 @@
-"""A command takes the checkpoint of a step, or the best one; checkpoint.keep_best keeps that."""
+"""Commands that use the checkpoint of a given step or the best one, and checkpoint.keep_best, which keeps it."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def train(recipe_file: Path, runs: Path, *sets: str, options: tuple[str, ...] = 
 
 @pytest.fixture(scope="module")
 def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints of steps 8, 16 and 24, of which the second is the best by its log."""
+    """A run with checkpoints of steps 8, 16 and 24, of which step 16 has the lowest validation loss."""
     place = tmp_path_factory.mktemp("trained")
     shutil.copytree(prepared / "runs", place / "runs")
     folder = train(prepared / "small.toml", place / "runs")
@@ -70,7 +70,7 @@ def test_evaluate_scores_the_checkpoint_of_a_step(copy: Path, capsys: pytest.Cap
     assert not (copy / "evaluation-step-24.json").exists(), "it is the newest"
 
 
-def test_export_generate_and_chat_take_it(
+def test_export_generate_and_chat_use_the_chosen_checkpoint(
     copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from safetensors.torch import load_file
@@ -97,7 +97,7 @@ def test_export_generate_and_chat_take_it(
 @pytest.mark.parametrize(
     "words", [("--step", "7"), ("--step", "newest"), ("--step", "-8"), ("--step", "8", "--average", "2")]
 )
-def test_a_checkpoint_that_is_not_there_is_an_error(
+def test_a_missing_checkpoint_is_an_error(
     copy: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = said(capsys, "evaluate", copy, *words, code=2)
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error(
     assert not list(copy.glob("evaluation*"))
 
 
-def test_best_needs_a_validated_checkpoint_and_damage_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_needs_a_validated_and_undamaged_checkpoint(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = copy / "checkpoints" / checkpoint_name(8) / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-1])
     assert str(model) in said(capsys, "evaluate", copy, "--step", 8, code=2)["error"]
@@ -115,7 +115,7 @@ def test_best_needs_a_validated_checkpoint_and_damage_is_named(copy: Path, capsy
 
 
 @pytest.mark.parametrize(("step", "expected"), [("8", 8), ("best", 16)])
-def test_a_training_starts_from_it(
+def test_a_training_starts_from_the_chosen_checkpoint(
     step: str | None, expected: int, copy: Path, runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = () if step is None else (f"train.start_step={step}",)
@@ -127,7 +127,7 @@ def test_a_training_starts_from_it(
     assert first["step"] == 0 and first["loss"] == pytest.approx(scored["loss"], rel=1e-6)
 
 
-def test_a_start_at_a_step_that_is_not_there_is_refused(copy: Path, runs: Path, recipe_file: Path) -> None:
+def test_starting_from_a_missing_step_is_an_error(copy: Path, runs: Path, recipe_file: Path) -> None:
     (runs / "small").rename(runs / "next")
     train(recipe_file, runs, "run.name=next", f"train.start={copy}", "train.start_step=7", expected=2)
     train(recipe_file, runs, "run.name=next", "train.start_step=8", expected=2)
@@ -135,7 +135,7 @@ def test_a_start_at_a_step_that_is_not_there_is_refused(copy: Path, runs: Path, 
 
 
 def scored_as(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
-    """Have validations score the losses of their steps."""
+    """Make validations return the given loss of their step."""
     honest = getattr(loop, "_validate")  # noqa: B009
     step = [0]
 
@@ -160,7 +160,7 @@ KEEP = ("train.validate_every=4", "checkpoint.keep=1", "checkpoint.every=8", "ch
 def test_the_best_validated_checkpoint_is_saved_and_kept(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where no checkpoint is due after that step, and over a stop and a resume."""
+    """Check this also when no checkpoint is due after that step, and across a stop and a resume."""
     scored_as(monkeypatch, LOSSES)
     sets = (*KEEP, "checkpoint.asynchronous=true")
     calls = iter(range(99))
@@ -184,7 +184,7 @@ def mean_weights(checkpoints: list[SavedCheckpoint]) -> dict[str, torch.Tensor]:
         return {name: read(name) for name in checkpoints[0].contents["model"]}
 
 
-def test_the_mean_is_that_of_the_newest(tmp_path: Path) -> None:
+def test_averaged_weights_use_the_newest_checkpoints(tmp_path: Path) -> None:
     made = [saved(tmp_path, step, w=torch.randn(5, 7), b=torch.randn(3)) for step in (10, 20, 30, 40)]
     found = find_newest(tmp_path, 3, print)
     assert [checkpoint.step for checkpoint in found] == [40, 30, 20]
@@ -195,7 +195,7 @@ def test_the_mean_is_that_of_the_newest(tmp_path: Path) -> None:
         torch.testing.assert_close(mean[name].double(), wanted, rtol=1e-7, atol=1e-9)
 
 
-def test_a_damaged_one_is_passed_over_and_too_few_are_refused(tmp_path: Path) -> None:
+def test_averaging_skips_damaged_checkpoints_and_needs_enough_others(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         saved(tmp_path, step, w=torch.full((2,), float(step)))
     with open(tmp_path / "step-00000002" / "model.safetensors", "r+b") as file:

@@ -1,4 +1,4 @@
-"""Written by one layout, loaded by another: every pair, equal bit for bit."""
+"""Checkpoints written by one layout and loaded by another, for every pair of layouts, equal bit for bit."""
 
 import itertools
 import math
@@ -24,16 +24,17 @@ from bessemer.recipe import Parallel
 from tests.distributed.processes import run_on
 from tests.distributed.small_model import whole
 
-# As in the transformer, small and uneven: shape, how tensor parallelism cuts it, and along which dimension FSDP2 does.
+# Small and uneven versions of the transformer's parameters: shape, how tensor parallelism splits it, and the dimension that FSDP2
+# splits.
 PARAMETERS = {
     "embedding": ((11, 6), Shard(0), 0),
     "qkv": ((2, 3, 4, 12), Shard(0), 3),
     "qkv_bias": ((2, 3, 12), Shard(0), 2),
     "gate_up": ((2, 6, 6), Shard(1), 0),
     "out": ((5, 8), Shard(1), 0),
-    "up_bias": ((7,), Shard(0), 0),  # cut along its only dimension by both
+    "up_bias": ((7,), Shard(0), 0),  # both split its only dimension
     "norm": ((5,), Replicate(), 0),
-    "tiny": ((1,), Replicate(), 0),  # all but one process hold nothing
+    "tiny": ((1,), Replicate(), 0),  # all processes but one hold nothing
 }
 LAYOUTS = {
     "1": Parallel(),
@@ -57,7 +58,7 @@ def truth(name: str) -> torch.Tensor:
 
 
 def teams() -> dict[str, ProcessMesh | None]:
-    """A mesh of each layout, out of the first processes of the group; None where this one is not in it."""
+    """Return a mesh of the first processes of the group for each layout; None if this process is not in it."""
     rank = dist.get_rank()
     found: dict[str, ProcessMesh | None] = {}
     for name, layout in LAYOUTS.items():
@@ -72,7 +73,7 @@ def teams() -> dict[str, ProcessMesh | None]:
 
 
 def parameters(mesh: ProcessMesh, known: bool) -> dict[str, nn.Parameter]:
-    """A model's parameters, split as the layout says; what is not known is zeros."""
+    """Return a model's parameters, split by the layout and filled with zeros."""
     stage = STAGES[mesh.coordinate("pipeline")] if mesh.layout.pipeline > 1 else set(PARAMETERS)
     module = nn.Module()
     for name, (shape, placement, _) in PARAMETERS.items():
@@ -90,14 +91,14 @@ def parameters(mesh: ProcessMesh, known: bool) -> dict[str, nn.Parameter]:
 
 
 def state(mesh: ProcessMesh, known: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """What a run saves: parameters, moments kept on local tensors, counts, random numbers of each process."""
+    """Return a run's state: parameters, moments in local tensors, counters, and random states of each process."""
     model = parameters(mesh, known)
     optimizer: dict[str, torch.Tensor] = {}
     for name, parameter in model.items():
         for kind, dtype in (("exp_avg", torch.float32), ("exp_avg_sq", torch.bfloat16)):
             whole = truth(f"{name}/{kind}").to(dtype)
             moment = torch.zeros_like(local(parameter), dtype=dtype)
-            if known:  # cut by PyTorch, independently of what is tested
+            if known:  # split by PyTorch, independently of the code under test
                 moment.copy_(redistributed(whole, parameter))
             optimizer[f"{name}/{kind}"] = as_shard_of(parameter, moment)
         optimizer[f"{name}/step"] = torch.tensor(7.0 if known else 0.0)
@@ -108,7 +109,9 @@ def state(mesh: ProcessMesh, known: bool) -> dict[str, dict[str, torch.Tensor]]:
 def redistributed(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return whole
-    for number, placement in reversed(list(enumerate(parameter.placements))):  # the inner cut, tensor's, comes first
+    for number, placement in reversed(
+        list(enumerate(parameter.placements))
+    ):  # tensor parallelism, the inner split, comes first
         if not placement.is_replicate():
             chunks = list(torch.chunk(whole, parameter.device_mesh.size(number), dim=placement.dim))
             place = parameter.device_mesh.get_local_rank(number)
@@ -168,7 +171,7 @@ def test_every_layout_loads_what_every_layout_wrote(tmp_path: Path) -> None:
             [rank] * 5 for rank in range(layout.world)
         ]
         assert rng["none"].shape == (0, 3)
-        # Nothing is written twice, and every process takes part.
+        # Nothing is written twice, and every process writes something.
         files = list(checkpoint.folder.glob("*.safetensors"))
         held = sum(value.nbytes for part in checkpoint.contents for value in checkpoint.tensors(part).values())
         pieces = [piece for of in checkpoint.contents["optimizer"].values() for piece in of.shards]
@@ -179,7 +182,7 @@ def test_every_layout_loads_what_every_layout_wrote(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of steps 3 and 4 in pieces of two processes, and what wrote them is gone."""
+    """Checkpoints of steps 3 and 4, written in shards by two processes that have ended."""
     folder = tmp_path_factory.mktemp("sharded")
     run_on(2, write_two, folder)
     return folder
@@ -193,7 +196,7 @@ def write_two(folder: Path) -> None:
 
 @contextmanager
 def changed(path: Path, data: bytes | None) -> Iterator[None]:
-    """A file with other content, or gone, while the block lasts."""
+    """Replace or remove a file while the block runs."""
     before = path.read_bytes()
     if data is None:
         path.unlink()
@@ -204,7 +207,7 @@ def changed(path: Path, data: bytes | None) -> Iterator[None]:
 
 
 @pytest.mark.fault(4)
-def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
+def test_damage_to_any_shard_falls_back(sharded: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     files = sorted((sharded / "step-00000004").iterdir())
     assert len(files) >= 6
@@ -223,7 +226,7 @@ def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
 
 
 def find_damage(folder: Path) -> tuple[int, list[str]]:
-    """Only one of the processes verifies the damaged file; all fall back."""
+    """Damage a file that only one process verifies, and check that all processes fall back."""
     mesh = join(Parallel(shard=3), torch.device("cpu"))
     said: list[str] = []
     found = latest(folder, lambda damage: said.append(str(damage)), mesh)
@@ -235,7 +238,7 @@ def find_damage(folder: Path) -> tuple[int, list[str]]:
     return found.step, said
 
 
-def test_damage_that_one_process_finds_is_known_to_all(sharded: Path) -> None:
+def test_damage_found_by_one_process_makes_all_fall_back(sharded: Path) -> None:
     path = sharded / "step-00000004" / "optimizer-00002-of-00002.safetensors"
     with changed(path, path.read_bytes()[:-1] + b"\x01"):
         for step, said in run_on(3, find_damage, sharded):
@@ -243,7 +246,7 @@ def test_damage_that_one_process_finds_is_known_to_all(sharded: Path) -> None:
             assert len(said) == 1 and path.name in said[0] and said[0].startswith("rank ")
 
 
-def test_slices_and_what_is_not_there(tmp_path: Path) -> None:
+def test_reading_slices_and_missing_tensors(tmp_path: Path) -> None:
     save(tmp_path, 1, {"model": {"w": torch.arange(12.0).view(3, 4), "s": torch.tensor(2.0)}}, {}, keep=1)
     checkpoint = verify(tmp_path / "step-00000001")
     assert "model" in checkpoint and "ema" not in checkpoint
@@ -257,7 +260,7 @@ def test_slices_and_what_is_not_there(tmp_path: Path) -> None:
         checkpoint.tensors("ema")
 
 
-def test_another_models_state_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_the_state_of_another_model_is_rejected_before_anything_changes(tmp_path: Path) -> None:
     save(tmp_path, 1, {"model": {"w": torch.ones(3), "v": torch.ones(2)}}, {}, keep=1)
     checkpoint = verify(tmp_path / "step-00000001")
     for other, says in (({"w": torch.zeros(3), "v": torch.zeros(4)}, r"should be \[4\], the checkpoint has \[2\]"),
@@ -271,7 +274,7 @@ Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def cut(shape: tuple[int, ...], draw: random.Random) -> Boxes:
-    """A tensor cut at random, again and again, into boxes that need not lie in a grid."""
+    """Split a tensor repeatedly at random into boxes that need not form a grid."""
     boxes: Boxes = [((0,) * len(shape), shape)]
     for _ in range(draw.randrange(8)):
         offset, size = boxes.pop(draw.randrange(len(boxes)))
@@ -292,14 +295,14 @@ def counted(shape: tuple[int, ...], boxes: Boxes) -> torch.Tensor:
     return count
 
 
-def test_exact_covers_pass_and_others_do_not() -> None:
+def test_only_exact_covers_of_a_tensor_pass() -> None:
     draw = random.Random(0)
     wrong = 0
     for _ in range(300):
         shape = tuple(draw.randrange(1, 7) for _ in range(draw.randrange(1, 4)))
         boxes = cut(shape, draw)
         require_cover("it", shape, boxes)
-        if len(boxes) > 1 and draw.random() < 0.8:  # one is left out, stands twice, or moved onto another
+        if len(boxes) > 1 and draw.random() < 0.8:  # one box is left out, duplicated, or moved onto another
             number = draw.randrange(len(boxes))
             others = boxes[:number] + boxes[number + 1 :]
             boxes = draw.choice([others, [*boxes, boxes[number]], [*others, draw.choice(others)]])
@@ -310,7 +313,7 @@ def test_exact_covers_pass_and_others_do_not() -> None:
     assert wrong > 100
 
 
-def test_any_slice_comes_out_of_any_pieces() -> None:
+def test_any_slice_can_be_read_from_any_shards() -> None:
     draw = random.Random(1)
     for _ in range(100):
         shape = tuple(draw.randrange(1, 6) for _ in range(draw.randrange(1, 4)))

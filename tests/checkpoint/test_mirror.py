@@ -1,4 +1,4 @@
-"""The mirror of checkpoints: what is published is there, what is damaged here comes back, a fresh machine goes on."""
+"""The mirror of checkpoints: published ones are copied, damaged ones restored, and a fresh machine resumes from it."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) -> None:
+def test_the_mirror_has_the_checkpoints_that_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) -> None:
     url, place = ("s3://b/deep", bucket.folder / "b" / "deep") if remote else (str(tmp_path / "m"), tmp_path / "m")
     run = RunDirectory(tmp_path / "run")
     mirror = Mirror(url, "name", run)
@@ -47,12 +47,12 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     assert not failures and mirror.steps() == [20, 30]
     assert files(place / "name") == files(run.checkpoints)
     assert (place / "name" / "journal.jsonl").read_text() == "30\n"
-    drop_newer(run.checkpoints, 20)  # a rollback: step 30 comes again, with other weights
+    drop_newer(run.checkpoints, 20)  # after a rollback step 30 is saved again, with other weights
     saved(run, 30).folder.rename(run.checkpoints / "x")
     shutil.rmtree(run.checkpoints / "x")
     mirror.update()
     assert mirror.steps() == [20]
-    # A fresh machine: a damaged checkpoint there is left out.
+    # On a fresh machine a damaged checkpoint of the mirror is skipped.
     saved(run, 40)
     mirror.update()
     damaged = next((place / "name" / "step-00000040").glob("*.safetensors"))
@@ -80,7 +80,7 @@ def test_the_mirror_of_another_training_is_not_touched(tmp_path: Path) -> None:
     recipe = parse(f'run.name = "name"\ncheckpoint.mirror = "{tmp_path / "m"}"\n', "r.toml")
     assert not refetch(recipe, two, 10) and refetch(recipe, one, 10)
     assert files(tmp_path / "m") == before
-    assert late.restore_newest() == 10  # a machine that has no checkpoint continues the training that is there
+    assert late.restore_newest() == 10  # a machine without checkpoints resumes the training in the mirror
     shutil.rmtree(three.checkpoints / "step-00000010")
     shutil.rmtree(tmp_path / "m")
     theirs.update()
@@ -88,7 +88,7 @@ def test_the_mirror_of_another_training_is_not_touched(tmp_path: Path) -> None:
         late.restore_newest()
 
 
-def test_a_checkpoint_that_newer_ones_replace_while_it_is_copied_is_still_of_this_run(
+def test_a_checkpoint_replaced_during_its_copy_still_belongs_to_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDirectory(tmp_path / "run")
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_newer_ones_replace_while_it_is_copied_is_still_of_thi
     assert mirror.steps() == [30, 40]
 
 
-def test_a_failed_upload_is_reported_and_tried_again(tmp_path: Path, bucket: Store) -> None:
+def test_a_failed_upload_is_reported_and_retried(tmp_path: Path, bucket: Store) -> None:
     run, said = RunDirectory(tmp_path / "run"), list[str]()
     mirror = Mirror("s3://b/deep", "name", run)
     for step, fail in ((10, bucket.refuse), (30, bucket.fail)):
@@ -125,7 +125,7 @@ def test_a_failed_upload_is_reported_and_tried_again(tmp_path: Path, bucket: Sto
         assert mirror.finish() and step in mirror.steps() and len(said) == 1
 
 
-def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:
+def test_failures_of_the_mirror_are_reported_and_do_not_stop_training(tmp_path: Path, bucket: Store) -> None:
     run, said = RunDirectory(tmp_path / "run"), list[str]()
     saved(run, 10)
     mirror = Mirror("s3://b/deep", "name", run)
@@ -144,7 +144,7 @@ def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Sto
 
 
 @pytest.mark.usefixtures("fixed_step_time")
-def test_a_fresh_machine_goes_on(
+def test_a_fresh_machine_resumes_from_the_mirror(
     recipe_file: Path, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fresh, straight = tmp_path / "fresh", tmp_path / "straight"
@@ -177,7 +177,7 @@ def test_a_fresh_machine_goes_on(
     assert training_result(fresh / "small") == training_result(runs / "small")
     (incident,) = read_json_lines(fresh / "small" / "incidents.jsonl")
     assert incident["what"] == "restored" and incident["step"] == 19
-    # A damaged checkpoint comes back from the mirror.
+    # A damaged checkpoint is restored from the mirror.
     run = RunDirectory(fresh / "small")
     whole = files(run.checkpoints)
     (run.checkpoints / "step-00000024" / "model.safetensors").write_bytes(b"x")
@@ -198,12 +198,12 @@ def test_a_fresh_machine_goes_on(
     assert "has checkpoints of the earlier training, the newest of step 30" in said
     said = train(straight, "checkpoint.mirror=relative", expected=2)
     assert "checkpoint.mirror" in said and "give an absolute folder" in said
-    # A damaged checkpoint comes back before the run is extended, too.
+    # A damaged checkpoint is also restored before a run is extended.
     before_decay = runs / "small" / "checkpoints" / "step-00000024"
     (before_decay / "model.safetensors").write_bytes(b"x")
     said = train(runs, mirrored, "train.steps=36")
     assert "the checkpoint of step 24 was fetched again from" in said
-    # One that fails later stops nothing.
+    # A failure after that stops nothing.
     said = train(straight, expected=0)
     said = train(straight, f"checkpoint.mirror={tmp_path / 'file'}", "train.steps=26")
     incidents = read_json_lines(straight / "small" / "incidents.jsonl")

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def test_what_is_saved_comes_back(folder: Path) -> None:
+def test_saved_tensors_load_unchanged(folder: Path) -> None:
     found = latest(folder)
     assert found is not None
     assert (found.step, found.facts) == (30, {"samples": 240})
@@ -55,7 +55,7 @@ def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path) == [100_000_000, 100_000_001]
 
 
-def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
+def test_a_save_succeeds_even_if_an_older_checkpoint_cannot_be_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def is_busy(path: Path) -> None:
@@ -72,7 +72,7 @@ def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
 
 
 @pytest.mark.fault(5)
-def test_a_flipped_bit_anywhere_is_found(
+def test_any_flipped_bit_is_detected(
     folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]
 ) -> None:
     draw, flips = random.Random(0), 0
@@ -93,7 +93,7 @@ def test_a_flipped_bit_anywhere_is_found(
 
 
 def with_dtype(checkpoint: Path, dtype: object) -> None:
-    """Name another type of a tensor in a manifest, and sign it."""
+    """Change a tensor's type in a manifest and sign it again."""
     path = checkpoint / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["tensors"]["model"]["a"][0] = dtype
@@ -106,7 +106,7 @@ def with_dtype(checkpoint: Path, dtype: object) -> None:
     "dtype",
     ["torch.load", "torch.int8", "torch.bfloat16", "torch.float64", "float32", "torch", "", 7, ["torch.float32"]],
 )
-def test_a_manifest_with_another_type_than_the_file_is_passed_over(folder: Path, dtype: object) -> None:
+def test_a_checkpoint_whose_manifest_has_another_type_is_skipped(folder: Path, dtype: object) -> None:
     with_dtype(folder / "step-00000030", "torch.float32")
     assert latest(folder).step == 30  # type: ignore[union-attr]
     with_dtype(folder / "step-00000030", dtype)
@@ -123,7 +123,7 @@ def test_a_manifest_with_another_type_than_the_file_is_passed_over(folder: Path,
 
 
 @pytest.mark.fault(6)
-def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> None:
+def test_without_an_intact_checkpoint_a_resume_is_an_error(folder: Path) -> None:
     for step in (10, 20, 30):
         (folder / f"step-{step:08d}" / "model.safetensors").write_bytes(b"x")
     with pytest.raises(BessemerError, match="none of its 3 checkpoints is whole"):
@@ -131,7 +131,7 @@ def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> No
     assert latest(folder.parent / "nothing") is None
 
 
-def test_a_pointer_of_random_bytes_is_written_again(folder: Path) -> None:
+def test_a_corrupted_latest_pointer_is_rewritten(folder: Path) -> None:
     (folder / "latest").write_bytes(b"\xff\xfe\x80")
     said: list[str] = []
     assert has_all_files(folder, 30)
@@ -144,7 +144,7 @@ def test_a_pointer_of_random_bytes_is_written_again(folder: Path) -> None:
 
 
 @pytest.mark.fault(6)
-def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
+def test_missing_checkpoints_are_reported(folder: Path) -> None:
     said: list[str] = []
     shutil.rmtree(folder / "step-00000030")
     assert latest(folder, said.append).step == 20  # type: ignore[union-attr]
@@ -156,7 +156,7 @@ def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
 
 
 @pytest.mark.fault(15)
-def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
+def test_non_finite_values_are_not_saved(folder: Path) -> None:
     for bad in (float("nan"), float("inf")):
         state = tensors()
         state["optimizer"]["a/exp_avg"][3, 3] = bad
@@ -167,7 +167,7 @@ def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
 
 
 @pytest.mark.fault(16)
-def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
+def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_skipped(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tensors()
@@ -179,14 +179,14 @@ def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
 
 
 @pytest.mark.fault(7)
-def test_too_little_space_is_said_before_anything_is_written(folder: Path) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(folder: Path) -> None:
     with pytest.raises(BessemerError, match="B free, but needs"):
         save(folder, 40, {"model": {"a": torch.zeros(1).expand(1 << 50)}}, {}, keep=1)
     assert checkpoint_steps(folder) == [10, 20, 30] and not list(folder.glob("*.tmp"))
 
 
 @pytest.mark.fault(7)
-def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -201,7 +201,7 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
 
 
 def in_fork(work: Callable[[], object]) -> int:
-    """Do some work in a fork of this process, which may be killed in the middle. Returns its exit code, negative for a signal."""
+    """Run a function in a fork that may be killed, and return its exit code, negative for a signal."""
     child = os.fork()
     if not child:
         code = 1
@@ -214,7 +214,7 @@ def in_fork(work: Callable[[], object]) -> int:
 
 
 def dies_before(module: Any, name: str, is_now: Callable[..., bool]) -> None:
-    """Have this process killed before a call of `module.name` with arguments for which `is_now` is true."""
+    """Kill this process before a call of `module.name` whose arguments satisfy `is_now`."""
     honest = getattr(module, name)
 
     def deadly(*arguments: Any, **options: Any) -> Any:
@@ -240,7 +240,7 @@ def killed_save(folder: Path, step: int, function: str, of: str) -> None:
 
 
 @pytest.mark.fault(3)
-def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path) -> None:
+def test_a_kill_while_a_step_is_saved_again_keeps_its_checkpoint(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     save(run.checkpoints, 40, tensors(40.0), {"samples": 320}, keep=1)
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
@@ -257,7 +257,7 @@ def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path) -> N
 
 
 @pytest.mark.fault(7)
-def test_what_a_killed_save_has_left_is_no_used_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_save_do_not_count_as_used_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def used() -> int:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -272,8 +272,8 @@ def test_what_a_killed_save_has_left_is_no_used_space(folder: Path, monkeypatch:
 
 @pytest.mark.long
 @pytest.mark.fault(3)
-def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
-    """Die before each operation on the file system in turn; what is there afterwards verifies."""
+def test_a_kill_at_any_file_operation_leaves_an_intact_checkpoint(folder: Path) -> None:
+    """Die before each file-system operation in turn; the checkpoint found afterwards verifies."""
     operations = (
         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (shutil, "rmtree"), (os, "unlink"), (os, "rmdir"),
     )  # fmt: skip
@@ -306,7 +306,7 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) ->
 
 @pytest.mark.parametrize("way", ["foreground", pytest.param("background", marks=pytest.mark.long)])
 @pytest.mark.fault(2)
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+def test_a_kill_at_any_time_leaves_an_intact_checkpoint(
     folder: Path, way: str, is_thorough: bool, record_property: Callable[[str, object], None]
 ) -> None:
     code = """
@@ -335,7 +335,7 @@ for step in range(40, 400000, 10):
     record_property("obtained", f"{kills} kills in the {way}")
 
 
-def test_the_checkpoints_of_every_rule_stay() -> None:
+def test_checkpoints_of_every_retention_rule_are_kept() -> None:
     steps = list(range(10, 110, 10))
     assert Retention(2).kept(steps) == {90, 100}
     assert Retention(1, decay_start=55, healthy_until=39).kept(steps) == {30, 50, 100}
@@ -344,10 +344,10 @@ def test_the_checkpoints_of_every_rule_stay() -> None:
 
 
 @pytest.mark.parametrize("newest", [1, 2, 3])
-def test_one_old_enough_for_a_rollback_always_stays(newest: int) -> None:
+def test_a_checkpoint_old_enough_for_a_rollback_is_always_kept(newest: int) -> None:
     for every, distance in itertools.product((1, 7, 10, 64, 250, 700, 1000), (8, 100, 256)):
         retention, there = Retention(newest, distance=distance), list[int]()
         for step in range(every, 40 * every, every):
             there = sorted(retention.kept([*there, step]))
-            if step - distance >= every:  # there was one
+            if step - distance >= every:  # there was such a checkpoint
                 assert any(one <= step - distance for one in there), (every, distance, step, there)

@@ -1,4 +1,4 @@
-"""Several processes save: what fails on one fails on all, and a kill anywhere leaves a whole checkpoint."""
+"""Saves by several processes: a failure on one fails on all, and a kill anywhere leaves an intact checkpoint."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ PAIR = Parallel(replicate=2)
 
 
 def state(step: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Replicas: the two processes share the writing."""
+    """Return the state of replicas, whose writing the two processes share."""
     tensors = {f"w{number}": torch.full((40, 10), float(step + number)) for number in range(4)}
     return {
         "model": tensors,
@@ -57,7 +57,7 @@ def wrong(*arguments: Any) -> Scan:
 
 
 def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
-    """On each process: what was wrong and where, and the error that came of it."""
+    """Fail on each process in turn, and return the error and the place of the failure."""
     mesh = join(PAIR, torch.device("cpu"))
     save(folder, 10, state(10), {}, keep=3, mesh=mesh)
     told = []
@@ -88,7 +88,7 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
     for rank in (0, 1):
         tensors = state(20)
         if mesh.rank == rank:
-            for value in tensors["model"].values():  # whichever of them it is that writes
+            for value in tensors["model"].values():  # whichever of the two writes
                 value[3, 3] = float("nan")
         attempt(f"nan on {rank}", tensors)
     tensors = state(20)
@@ -102,11 +102,11 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
 
 
 class Probe:
-    """Something whose end can be seen."""
+    """Object whose deletion can be observed."""
 
 
 def leaves_nothing(mesh: ProcessMesh) -> bool:
-    """A group that an error keeps alive in a circle of references ends with the interpreter, which may abort then."""
+    """Check that an error does not keep the group alive in a reference cycle, which may abort the interpreter at exit."""
 
     def fail(probe: Probe) -> None:
         raise ValueError("no such thing")
@@ -120,13 +120,13 @@ def leaves_nothing(mesh: ProcessMesh) -> bool:
     return seen() is None
 
 
-def test_what_fails_on_one_fails_on_all_with_one_error(tmp_path: Path) -> None:
+def test_a_failure_on_one_process_fails_all_with_one_error(tmp_path: Path) -> None:
     first, second = run_on(2, fail_in_turn, tmp_path)
     assert first == second
     assert len(first) == 12
     for what, kind, error in first:
         assert kind == ("RuntimeError" if what in ("save_file on 1", "_require_space on 0") and "ValueError" in error else "BessemerError")  # fmt: skip
-        rank = 0 if what.startswith("another shape") else int(what[-1])  # the first compares the shapes
+        rank = 0 if what.startswith("another shape") else int(what[-1])  # the first process compares the shapes
         assert error.startswith(f"rank {rank}: "), (what, error)
     errors = {what: error for what, _, error in first}
     assert "No space left on device" in errors["write_atomic on 0"]
@@ -147,7 +147,7 @@ def apart(folder: Path) -> str:
     return ""
 
 
-def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_shared_is_reported(tmp_path: Path) -> None:
     for said in run_on(2, apart, tmp_path):
         assert said.startswith("rank 1: ") and "is the folder shared by all" in said
 
@@ -168,7 +168,7 @@ def two_saves(folder: Path, mesh: ProcessMesh) -> None:
 
 
 def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
-    """Two processes save twice; one of them dies before an operation on the file system. Returns how each ended."""
+    """Save twice on two processes, one of which dies before a file-system operation; return their exit codes."""
     port, children = free_port(), []
     for rank in range(2):
         child = os.fork()
@@ -187,9 +187,9 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
                 two_saves(folder, mesh)
                 leave()
                 code = 0
-            except RuntimeError:  # the other died
+            except RuntimeError:  # the other process died
                 code = 4
-            except Exception:  # its traceback is all that a fork can say
+            except Exception:  # a fork can report nothing but its traceback
                 traceback.print_exc()
             finally:
                 os._exit(code)
@@ -198,7 +198,7 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
 
 
 def kill_in_turn(folder: Path) -> dict[int, int]:
-    """By victim: how many operations it died before. This process has no group; its children have one for each try."""
+    """Return the number of operations each victim died before. This process has no group; its children form one per try."""
     for step in (10, 20):
         save(folder / "good", step, state(step), {}, keep=2)
     died = {}
@@ -222,6 +222,6 @@ def kill_in_turn(folder: Path) -> dict[int, int]:
 
 @pytest.mark.long
 @pytest.mark.fault(3)
-def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_of_any_process_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     (died,) = run_on(1, kill_in_turn, tmp_path, timeout=300)
     assert died[0] >= 8 and died[1] >= 3, died

@@ -1,4 +1,4 @@
-"""Run the command in a subprocess or in this process, and read what a training left."""
+"""Helpers that run commands in a subprocess or in this process and read the results of a training."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None
 
 
 def interrupted(recipe_file: Path, runs: Path, step: int, number: signal.Signals, *more: str) -> tuple[int, str]:
-    """Start a training and send it a signal after a step. Returns its exit code and its messages."""
+    """Start a training, send it a signal after a step, and return its exit code and messages."""
     process = start(recipe_file, runs, *more)
     wait_for_step(runs, step, process)
     process.send_signal(number)
@@ -47,7 +47,7 @@ def interrupted(recipe_file: Path, runs: Path, step: int, number: signal.Signals
 
 
 def resumed(recipe_file: Path, runs: Path, *more: str) -> Result:
-    """What a training leaves that is started again: from its newest checkpoint, where it has one."""
+    """Start a training again and return its results; it resumes from its newest checkpoint if there is one."""
     has_saved = (runs / "small" / "checkpoints" / "latest").exists()
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *more)
     assert done.returncode == 0 and ("going on from step" in done.stderr) == has_saved, done.stderr

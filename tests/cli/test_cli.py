@@ -1,4 +1,4 @@
-"""The commands as a user runs them: end to end, again, killed, stopped, and given wrong input."""
+"""Commands as a user runs them: end to end, repeated, killed, stopped, and with wrong input."""
 
 import errno
 import json
@@ -43,7 +43,7 @@ def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "runs"
 
 
-def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
+def test_a_run_directory_has_the_expected_files(whole: Path) -> None:
     folder = whole / "small"
     for name in ("recipe.toml", "environment.json", "corpus/statistics.json", "tokens/manifest.json", "tokens/tokenizer.json",
                  "plan.json", "checkpoints/latest", "metrics.jsonl", "mixture.json", "evaluation.json", "export/config.json",
@@ -67,7 +67,7 @@ def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
-def test_a_special_token_in_a_prompt_is_one_as_in_transformers_and_reported(
+def test_a_special_token_in_a_prompt_is_encoded_as_in_transformers_and_reported(
     whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BESSEMER_QUIET", raising=False)
@@ -113,7 +113,7 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
     assert "FROM ./small-Q8_0.gguf\n" in (tmp_path / "out/Modelfile").read_text()
     card = (tmp_path / "out/README.md").read_text()
     assert "library_name: gguf" in card and "llama-cli -m small-Q8_0.gguf" in card
-    # Another type or another layout replaces it; what the layout lacks is refused and nothing is touched.
+    # Another type or layout replaces it; tensors that the layout lacks are an error and nothing changes.
     assert command("export", run, tmp_path / "out", "--dtype", "q8_0") == 2
     assert "only a GGUF file has it" in capsys.readouterr().err
     assert (tmp_path / "out/small-Q8_0.gguf").exists()
@@ -148,7 +148,7 @@ def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) ->
 
 @pytest.mark.parametrize("step", long_but([3, 20], 20))
 @pytest.mark.fault(1)
-def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
+def test_a_killed_training_resumes_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
     assert interrupted(recipe_file, runs, step, signal.SIGKILL)[0] == -signal.SIGKILL
     assert resumed(recipe_file, runs) == training_result(whole / "small")
 
@@ -159,8 +159,8 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
     shutil.which(os.environ.get("CXX", "g++")) is None,
     reason="torch.compile on a CPU needs a C++ compiler, g++ or $CXX",
 )
-def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
-    """A new process compiles anew: after a kill from a checkpoint, and after a stop, with dropout and a moving average."""
+def test_a_compiled_training_resumes_bit_for_bit(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    """Resume in a new process that compiles again: after a kill, and after a stop, with dropout and a moving average."""
     sets = [
         part for one in ("train.compile=on", "train.ema=0.9", "train.dropout.hidden=0.1") for part in ("--set", one)
     ]
@@ -190,10 +190,10 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
 
 
 @pytest.mark.fault(26)
-def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: Path) -> None:
+def test_many_stops_give_the_same_result(whole: Path, runs: Path, recipe_file: Path) -> None:
     for session, step in enumerate((2, 9, 15), 1):
         process = start(recipe_file, runs)
-        # A step may be from the session before, which went on for a moment after it was seen.
+        # The step may come from the previous session, which ran for a moment after it was seen.
         while (taken := summarize_sessions(read_sessions(runs / "small" / "time.jsonl"))) is None or taken[
             "sessions"
         ] < session:
@@ -205,7 +205,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
     assert resumed(recipe_file, runs) == training_result(whole / "small")
     taken = summarize_sessions(
         read_sessions(runs / "small" / "time.jsonl")
-    )  # also of sessions that were killed in their first seconds
+    )  # includes sessions killed in their first seconds
     assert taken is not None and taken["sessions"] == 4 and taken["stopped_by"] is None
     assert [restart["stopped_by"] for restart in taken["restarts"]] == ["SIGTERM", None, None]
     assert all(restart["stopped"] < restart["time"] for restart in taken["restarts"])
@@ -220,12 +220,12 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=300)
-        if process.returncode == 0:  # done before the signal
+        if process.returncode == 0:  # finished before the signal
             break
-        assert process.returncode in (75, -signal.SIGINT), said  # so early that Python itself is not up yet
+        assert process.returncode in (75, -signal.SIGINT), said  # too early for Python's signal handlers
         assert "Traceback" not in said or process.returncode == -signal.SIGINT
         left = list((tmp_path / "runs").rglob(".*.tmp")) if (tmp_path / "runs").exists() else []
-        # In a work folder, which is for what a stop interrupts, the next start takes it away.
+        # The next start removes a work folder, which is for what a stop interrupted.
         assert [path for path in left if not {"corpus.work", "tokens.work"} & set(path.parts)] == []
     done = bessemer("run", tmp_path / "small.toml")
     assert done.returncode == 0, done.stderr
@@ -234,7 +234,7 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
 
 
 @pytest.mark.fault(29)
-def test_another_recipe_in_the_same_folder_is_refused(
+def test_another_recipe_in_the_same_run_directory_is_an_error(
     whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = f"run.dir={whole}"
@@ -306,10 +306,8 @@ sys.exit(process.wait())
 
 
 @pytest.mark.parametrize("streams", ["reader", "daemon"])
-def test_a_training_outlives_the_readers_of_its_streams(
-    streams: str, whole: Path, runs: Path, recipe_file: Path
-) -> None:
-    """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
+def test_a_training_survives_closed_output_streams(streams: str, whole: Path, runs: Path, recipe_file: Path) -> None:
+    """Test `2>&1 | head -1`, and a daemon that has closed the streams: no file gets the number of a closed stream."""
     train = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}"]
     command = [sys.executable, "-c", LASTING, streams, *train]
     done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
@@ -322,7 +320,7 @@ def test_a_training_outlives_the_readers_of_its_streams(
 @pytest.mark.parametrize("beside", ["true", "false"])
 @pytest.mark.fault(7)
 @pytest.mark.usefixtures("fixed_step_time")
-def test_a_full_disk_costs_no_training(
+def test_a_full_disk_does_not_end_a_training(
     beside: str, runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = shutil.disk_usage(runs)
@@ -349,7 +347,7 @@ def test_a_full_disk_costs_no_training(
     assert "the checkpoint of step 8 failed: " in said and "the last good one: the beginning" in said
     logs = {name.split(".")[0] for name in refused}
     assert logs == {"incidents", "metrics", "time", "events"}
-    assert said.count("No space left on device") == len(logs)  # once for each
+    assert said.count("No space left on device") == len(logs)  # one for each
     assert [row["what"] for row in read_json_lines(runs / "small" / "incidents.jsonl")] == ["checkpoint_failed"] * 2
     rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
     assert rows == list(range(1, 25))
@@ -358,7 +356,7 @@ def test_a_full_disk_costs_no_training(
 
 
 @pytest.mark.usefixtures("fixed_step_time")
-def test_a_disk_that_stays_full_is_said_with_the_way_on(
+def test_a_disk_that_stays_full_is_an_error_with_advice(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage, calls = shutil.disk_usage(runs), list[object]()
@@ -375,7 +373,7 @@ def test_a_disk_that_stays_full_is_said_with_the_way_on(
 
 
 @pytest.mark.fault(25)
-def test_rebuilt_tokens_are_refused_by_a_resume(
+def test_resuming_on_rebuilt_tokens_is_an_error(
     whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(whole, tmp_path / "runs")
@@ -399,7 +397,7 @@ def test_rebuilt_tokens_are_refused_by_a_resume(
         (["tokenizer.path='/no/such/tokenizer.json'", "tokenizer.vocabulary=nan"], "vocabulary"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_line_and_leaves_nothing(
+def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
     recipe_file: Path, tmp_path: Path, overrides: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [part for value in (f"run.dir={tmp_path / 'runs'}", *overrides) for part in ("--set", value)]
@@ -411,7 +409,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("fixed_step_time")
-def test_a_run_folder_stands_for_its_recipe(
+def test_a_run_directory_can_replace_its_recipe(
     whole: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(whole / "small", tmp_path / "moved")
@@ -438,7 +436,7 @@ def test_a_run_folder_stands_for_its_recipe(
     assert "neither a recipe nor a run directory" in capsys.readouterr().err
 
 
-def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
+def test_a_run_directory_under_another_name_starts_another_run(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = training_result(whole / "small")
@@ -449,7 +447,7 @@ def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
     assert "a run directory keeps its name" in capsys.readouterr().err
 
 
-def test_missing_things_are_bad_input(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_input_errors(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ("--set", f"run.dir={tmp_path / 'new'}")
     for arguments, key in [
         (("run", tmp_path / "none.toml"), "none.toml"),
@@ -484,7 +482,7 @@ def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("average", [(), ("--average", "2")])
-def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
+def test_an_export_larger_than_memory_is_streamed_and_equal(
     average: tuple[str, ...], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -494,7 +492,7 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
 
     assert command("export", whole / "small", tmp_path / "whole", *average) == 0
     monkeypatch.setattr(export_run, "available_bytes", lambda device: 1000)
-    monkeypatch.setattr(export_run, "open_trained", None)  # the model is not made
+    monkeypatch.setattr(export_run, "open_trained", None)  # the model is not created
     assert command("export", whole / "small", tmp_path / "streamed", *average) == 0
     assert "tensors in" in capsys.readouterr().err
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed"))
@@ -506,7 +504,7 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "streamed" / name).read_bytes()
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
+def test_a_closed_output_pipe_is_no_failure(whole: Path) -> None:
     command = (
         f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 --json | head -1; exit ${{PIPESTATUS[0]}}"
     )
@@ -514,7 +512,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_by_the_guard_has_a_report(prepared: Path, tmp_path: Path) -> None:
     keys = ("optimizer.kind=lion", "optimizer.learning_rate=0.9", "steps=60")
     sets = [part for key in keys for part in ("--set", f"train.{key}")]
     done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={tmp_path / 'runs'}", *sets)
@@ -535,7 +533,7 @@ def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: P
         (("generate", "text", "--top-k", "1" * 400), "--top-k"),
     ],
 )
-def test_a_wrong_or_repeated_option_is_refused_with_what_to_type(
+def test_a_wrong_or_repeated_option_is_an_error_with_advice(
     arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -543,7 +541,9 @@ def test_a_wrong_or_repeated_option_is_refused_with_what_to_type(
     assert ended.value.code == 2 and complaint in capsys.readouterr().err
 
 
-def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_packed_run_resumes_with_equal_losses(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, runs, again = tmp_path / "packed.toml", tmp_path / "runs", tmp_path / "again"
     packing = '[tokens]\npacking = "best-fit"\ndocument_mask = true\n'
     recipe.write_text(changed(recipe_text(prepared), ("[tokens]\n", packing)))

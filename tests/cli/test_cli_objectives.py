@@ -1,4 +1,4 @@
-"""Masked language models and classifiers as a user runs them: end to end, killed, and given wrong input."""
+"""Masked language models and classifiers as a user runs them: end to end, killed, and with wrong input."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def classify_recipe(folder: Path, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a masked run, whole, and a classifier trained from it."""
+    """A folder with an uninterrupted masked run and a classifier trained from it."""
     folder = tmp_path_factory.mktemp("objectives")
     write_text(folder / "text")
     (folder / "masked.toml").write_text(masked_recipe(folder) + "\n[train.masking]\nwhole_words = true\n")
@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_masked_run_has_no_bits_and_fills_words_in(place: Path) -> None:
+def test_a_masked_run_has_no_bits_per_byte_and_fills_in_words(place: Path) -> None:
     folder = place / "runs" / "small"
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     assert manifest["tokenizer"]["mask_token"] == 1
@@ -75,12 +75,12 @@ def test_a_masked_run_has_no_bits_and_fills_words_in(place: Path) -> None:
     assert len(pipeline(f"the {pipeline.tokenizer.mask_token} of")) == 5
 
 
-def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> None:
+def test_a_classifier_started_from_a_masked_run_separates_the_classes(place: Path) -> None:
     folder = place / "runs" / "classes"
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     assert manifest["labels"] == ["code", "prose"]
     evaluation = json.loads((folder / "evaluation.json").read_text())
-    assert evaluation["accuracy"] > 0.9  # prose and code are easy
+    assert evaluation["accuracy"] > 0.9  # prose and code are easy to tell apart
     held_out = {name: split["heldout"]["documents"] for name, split in manifest["sources"].items()}
     assert {row["label"]: row["texts"] for row in evaluation["classes"]} == held_out
     assert [sum(row) for row in evaluation["confusion"]] == [held_out["code"], held_out["prose"]]
@@ -97,8 +97,8 @@ def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> No
     assert json.loads((folder / "export" / "config.json").read_text())["id2label"] == {"0": "code", "1": "prose"}
 
 
-def test_an_exported_classifier_says_what_evaluate_counted(place: Path) -> None:
-    """Every held-out text through `pipeline` with default arguments: the same table of right and wrong."""
+def test_an_exported_classifier_agrees_with_evaluate(place: Path) -> None:
+    """Classify every held-out text with `pipeline` and default arguments: the confusion matrices are equal."""
     from bessemer.tokens.loader import LabelledTexts
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ def test_an_exported_classifier_says_what_evaluate_counted(place: Path) -> None:
     assert confusion == json.loads((folder / "evaluation.json").read_text())["confusion"]
 
 
-def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_shows_the_texts_of_a_classifier(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = place / "runs" / "classes"
     assert command("trace", folder, "--step", "3", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
@@ -131,14 +131,16 @@ def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixt
     assert (3, rows[0]["sample"]) in {(row["step"], row["sample"]) for row in steps}
 
 
-def test_who_does_not_write_says_what_it_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generating_from_a_classifier_or_encoder_is_an_error_with_advice(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command("generate", place / "runs" / "small", "def ") == 2
     assert "an encoder" in capsys.readouterr().err
     assert command("generate", place / "runs" / "classes", "def ") == 2
     assert "is a classifier and writes no text" in capsys.readouterr().err
 
 
-def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Path) -> None:
+def test_a_killed_masked_training_resumes_bit_for_bit(place: Path, tmp_path: Path) -> None:
     for name in ("corpus", "tokens"):
         shutil.copytree(place / "runs" / "small" / name, tmp_path / "small" / name)
     interrupted(place / "masked.toml", tmp_path, 19, signal.SIGKILL)
@@ -146,8 +148,8 @@ def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
-    """From scratch, on its last token; export included."""
+def test_a_decoder_can_be_trained_as_a_classifier(place: Path, tmp_path: Path) -> None:
+    """Train it from scratch on its last token, and export it."""
     text = changed(
         recipe_text(place), *LABELLED, ("[train]\n", '[train]\nobjective = "classify"\n'), ('"small"', '"decoder"')
     )
@@ -167,7 +169,7 @@ def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
         ("classes", ["model.width=64"], "width"),
     ],
 )
-def test_wrong_input_is_one_line(
+def test_wrong_input_gives_a_one_line_error(
     place: Path, tmp_path: Path, recipe: str, overrides: list[str], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [part for value in (f"run.dir={tmp_path}", "run.name=x", *overrides) for part in ("--set", value)]
@@ -196,7 +198,7 @@ optimizer.learning_rate = 0.01
 
 
 def written(folder: Path, name: str, micro_batch: int) -> Path:
-    """A recipe of conversations, and their file."""
+    """Write a recipe of conversations and their file."""
     talk = folder / "talk.jsonl"
     if not talk.exists():
         write_conversations(talk)
@@ -211,7 +213,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 
-def test_conversations_are_learned_by_their_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_of_conversations_covers_the_answers_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert command("run", written(tmp_path, "chat", 8)) == 0, capsys.readouterr().err
@@ -220,7 +222,7 @@ def test_conversations_are_learned_by_their_answers(tmp_path: Path, capsys: pyte
     assert "bits per byte on the answers of held-out conversations" in (run / "report.html").read_text()
     (talk,) = json.loads((run / "corpus" / "statistics.json").read_text())["sources"]
     assert talk["rejected"]["bad_record"]["documents"] == 2
-    # The held-out loss is that of the assistant's words in transformers, by its own template and mask.
+    # The held-out loss equals that of the assistant's words in transformers, by its own template and mask.
     model, tokenizer = (one.from_pretrained(run / "export") for one in (AutoModelForCausalLM, AutoTokenizer))
     import pyarrow.parquet as parquet
 
@@ -245,10 +247,10 @@ def test_conversations_are_learned_by_their_answers(tmp_path: Path, capsys: pyte
 
 @pytest.mark.long
 def test_the_loss_of_conversations_does_not_depend_on_the_layout(tmp_path: Path) -> None:
-    """Each micro-batch and rank holds another number of trained tokens."""
+    """Compare layouts whose micro-batches and ranks have different numbers of trained tokens."""
     for name, micro_batch, more in (("one", 8, []), ("small", 1, []), ("two", 2, ["--set", "parallel.replicate=2"])):
         done = bessemer("train", written(tmp_path, name, micro_batch), *more)
-        if name == "one" or done.returncode:  # the stages before it
+        if name == "one" or done.returncode:  # the stages before training
             for stage in ("corpus", "tokens", "train"):
                 done = bessemer(stage, tmp_path / f"{name}.toml", *more)
         assert done.returncode == 0, done.stderr
@@ -256,13 +258,11 @@ def test_the_loss_of_conversations_does_not_depend_on_the_layout(tmp_path: Path)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
-def test_a_check_of_conversations_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bessemer_check_passes_for_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("check", written(tmp_path, "checked", 8)) == 0, capsys.readouterr().out
 
 
-def test_conversations_that_the_template_refuses_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conversations_rejected_by_the_template_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = written(tmp_path, "chat", 8)
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}
     with open(tmp_path / "talk.jsonl", "a") as file:
@@ -280,7 +280,7 @@ def test_conversations_that_the_template_refuses_are_counted(
     assert sum("tools" in reason for reason in manifest["refusals"]) == 1
     assert manifest["special_tokens_in_messages"] == {"<|im_end|>": 1} and manifest["fields_left_out"] == {"mood": 1}
     assert sum(split["documents"] for split in manifest["sources"]["talk"].values()) == 121
-    # A template that takes hardly any: nothing is written.
+    # A template that rejects almost all conversations: nothing is written.
     template = tmp_path / "strict.jinja"
     template.write_text(
         "{% if messages|length > 2 %}{{ raise_exception('too long') }}{% endif %}{% for m in messages %}{{ m.role }}: "

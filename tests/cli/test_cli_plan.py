@@ -1,4 +1,4 @@
-"""`bessemer plan` for a cluster, as a person and as a machine reads it; `parallel.auto`."""
+"""`bessemer plan` for a cluster, as text and as JSON, and `parallel.auto`."""
 
 from math import prod
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.conftest import recipe_text, write_text
 from tests.plan.plans import planned
 
 
-def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_a_plan_are_consistent(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(
         capsys, "--model", "llama3-8b", "--tokens", "1T", "--batch", "4194304", "--gpus", "64xH100", "--price", "2"
     )
@@ -36,7 +36,7 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     assert found["fits"]
 
 
-def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_can_be_compared_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
     found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
     assert [one["changes"] for one in found["what_if"]] == ["gpus=128", "device=H200"]
@@ -73,12 +73,12 @@ LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
         )),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_a_one_line_error(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", *words.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_options_also_apply_to_a_plan_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     short = planned(capsys, "llama-7b", "--seq", "1k", "--batch", "256k", "--micro-batch", "2", "--recompute", "full")
     keys = "tokens.sequence_length=1000 train.global_batch_tokens=256000 train.micro_batch=2 train.recompute=full"
     long = planned(capsys, "llama-7b", *(word for key in keys.split() for word in ("--set", key)))
@@ -101,10 +101,10 @@ def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytes
         ("heads = 33", ("--set", "model.heads=32"), 4194304),
     ],
 )
-def test_the_command_line_mends_a_recipe(
+def test_the_command_line_can_correct_a_recipe(
     changed: str, words: tuple[str, ...], batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a file has that does not go together is refused, unless what comes on top of it makes it right."""
+    """A file with keys that do not fit together is an error, unless overrides on the command line correct it."""
     rows = {
         "model": ("layers = 8", "width = 1024", "heads = 32"), "tokenizer": ("vocabulary = 32000",),
         "tokens": ("sequence_length = 2048",), "train": ("tokens = 1e11", "global_batch_tokens = 4194304", "micro_batch = 1"),
@@ -121,7 +121,7 @@ def test_the_command_line_mends_a_recipe(
     assert planned(capsys, str(path), *words)["batch_tokens"] == batch
 
 
-def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_with_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my run.toml"
     path.write_text(
         "[model]\nlayers = 32\nwidth = 4096\nheads = 32\nvocabulary = 50257\n[tokens]\nsequence_length = 2048\n"
@@ -131,7 +131,7 @@ def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.C
     found = planned(capsys, str(path))
     assert found["devices"] == 16 and found["layout"]["zero"] == 2 and found["layout"]["shard"] == 16
     path.write_text(path.read_text().replace("shard = 16", "shard = 16\n") + "nodes = 4\n")
-    assert run_command(["plan", str(path)]) == 0  # 4 nodes of 4 each
+    assert run_command(["plan", str(path)]) == 0  # 4 nodes with 4 devices each
     path.write_text(path.read_text() + "devices_per_node = 8\n")
     capsys.readouterr()
     assert run_command(["plan", str(path)]) == 2
@@ -155,7 +155,7 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "params", "used"), [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("1009xH100", "70B", 1008)]
 )
-def test_odd_numbers_of_devices_are_planned(
+def test_unusual_numbers_of_devices_can_be_planned(
     gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = planned(capsys, "--params", params, "--gpus", gpus)
@@ -168,14 +168,14 @@ def test_odd_numbers_of_devices_are_planned(
     assert len(spares) == (used == 1008)
 
 
-def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_given_batch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4M")
     assert (found["batch_tokens"], found["devices"]) == (1024 * 4096, 960)
     assert "960 of the 1,000 devices" in found["notes"][0]
     assert planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
 
 
-def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
+def test_a_device_without_bf16_is_planned_in_fp16_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
@@ -186,11 +186,15 @@ def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
     path = tmp_path / "mine.toml"
     path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
     of_recipe = planned(capsys, str(path))
-    assert of_recipe["precision"] == "fp32" and "fp32 is planned" in of_recipe["notes"][0]  # as a run of it trains
+    assert (
+        of_recipe["precision"] == "fp32" and "fp32 is planned" in of_recipe["notes"][0]
+    )  # as a run with this recipe trains
 
 
-def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
-    """Chowdhery et al. 2022, table 3 and section 4.1: 46.2% MFU on 6,144 TPU v4, two pods of 3,072, with 2,048 sequences a step."""
+def test_the_plan_of_palm_on_two_pods_matches_its_published_mfu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Chowdhery et al. 2022, table 3 and section 4.1: 46.2% MFU on 6,144 TPU v4, two pods of 3,072, with 2,048 sequences per
+    step.
+    """
     palm = ("--model", "palm-540b", "--tokens", "780B", "--batch", "4194304", "--gpus", "6144xTPU v4")
     found = planned(capsys, *palm)
     assert found["fits"] and found["framework"] == "maxtext" and "does not train on TPU v4" in found["notes"][0]
@@ -199,7 +203,7 @@ def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("price", [("--price", "2"), ("--set", "cluster.price=2")])
-def test_a_price_is_of_the_device_that_it_was_given_with(
+def test_a_price_applies_to_the_device_it_was_given_with(
     capsys: pytest.CaptureFixture[str], price: tuple[str, str]
 ) -> None:
     asked = ("--params", "3B", "--tokens", "300B", "--gpus", "100xH100", *price)
@@ -222,8 +226,8 @@ def test_a_batch_of_more_than_all_tokens_is_an_error(capsys: pytest.CaptureFixtu
     assert planned(capsys, "--params", "1B", "--gpus", "8xH100", "--tokens", "4M", "--batch", "4M")["steps"] == 1
 
 
-def test_flops_alone_are_answered_by_the_laws(capsys: pytest.CaptureFixture[str]) -> None:
-    """Hoffmann et al. 2022, table 3: 6e23 FLOPs are near those of 67B parameters (5.76e23: 67B and 1.5T, approach 1)."""
+def test_flops_alone_are_planned_by_scaling_laws(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hoffmann et al. 2022, table 3: 6e23 FLOPs are close to those of 67B parameters (5.76e23: 67B and 1.5T, approach 1)."""
     found = planned(capsys, "--flops", "5.76e23")["optimal"]
     assert found["approach_1"]["parameters"] == pytest.approx(67e9, rel=0.02)
     assert found["approach_1"]["tokens"] == pytest.approx(1.5e12, rel=0.06)
@@ -240,7 +244,7 @@ LAYOUT = {"replicate", "shard", "tensor", "pipeline", "virtual", "context", "mic
 MEMORY = {"weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"}
 
 
-def test_a_folder_that_is_not_there_is_said_before_anything_is_counted(
+def test_a_missing_folder_is_reported_before_anything_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counted(*arguments: Any, **more: Any) -> None:
@@ -270,7 +274,7 @@ def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest
     assert found["mfu"] <= found["hfu"] <= 1
 
 
-def test_the_bubble_of_this_machines_plan_is_its_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bubble_in_a_plan_of_this_machine_equals_that_of_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     model = {"layers": 4, "width": 64, "heads": 2, "kv_heads": 2, "mlp_width": 128}
     more = (
         "train.micro_batch=1",

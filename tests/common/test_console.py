@@ -22,12 +22,12 @@ from bessemer.common import console
         (console.rate(2.03e11), "203 GFLOP/s"), (console.rate(9.89e14), "989 TFLOP/s"),
     ],
 )  # fmt: skip
-def test_numbers_as_a_person_reads_them(shown: str, wanted: str) -> None:
+def test_numbers_are_formatted_for_people(shown: str, wanted: str) -> None:
     assert shown == wanted
 
 
 class Terminal(io.StringIO):
-    """Standard error that says it is a terminal."""
+    """Standard error that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -61,7 +61,7 @@ def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(part in bars[-1] for part in ("92%", "tok/s", "left", "loss 10.512  bpb"))
 
 
-def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_long_work_prints_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(console.QUIET, raising=False)
     monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 0.05)
     monkeypatch.setattr(console, "LINE_SECONDS", 0.05)
@@ -95,7 +95,7 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
         assert stream.getvalue() == "", "done is done"
 
 
-def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     with redirect_stderr(stream):
         monkeypatch.setenv(console.QUIET, "1")
@@ -121,7 +121,7 @@ def test_for_json_warnings_are_shown_and_everything_is_logged(tmp_path: Path, mo
         assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()
 
 
-def test_names_send_nothing_to_the_terminal(
+def test_names_cannot_send_control_sequences_to_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(console.LOG, str(tmp_path / "log.txt"))

@@ -1,4 +1,4 @@
-"""Extensions: found by name, checked, run only where trusted, and never without a clear error."""
+"""Extensions: found by name, validated, run only when trusted, and clear in their errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write(folder: Path, code: str = GOOD, recipe: str = RECIPE) -> Path:
 
 
 def distribution(folder: Path, name: str, entry: str, code: str = GOOD) -> str:
-    """An installed distribution of one module with one entry point; returns the folder, for sys.path."""
+    """Install a distribution of one module with one entry point, and return the folder for sys.path."""
     info = folder / f"{name}-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
@@ -81,13 +81,13 @@ def test_a_class_of_a_file_next_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GOOD + "\n")
     assert extensions.find("filters", use.use).digest != found.digest
     (tmp_path / "mine.py").write_text(GOOD)
-    # a path is a name too, settings are set as other keys are, and lists are what TOML has for tuples
+    # A path is a name too, settings are set like other keys, and TOML lists become tuples.
     text = RECIPE.replace("mine:", "./mine.py:").replace("max_length = 5", 'words = ["a"]')
     recipe = load(write(tmp_path, recipe=text), ["corpus.filters.LongWords.max_length=7"], trust_code=False)
     assert make("filters", use.use, recipe.corpus.filters[0].settings).max_length == 7
 
 
-def test_settings_are_validated_as_keys_are(tmp_path: Path) -> None:
+def test_settings_are_validated_like_keys(tmp_path: Path) -> None:
     path = write(tmp_path, recipe=RECIPE.replace("max_length", "max_lenght"))
     assert problem(path).startswith(f"{path}:11: corpus.filters.LongWords.max_lenght: unknown key; did you mean")
     path = write(tmp_path, recipe=RECIPE.replace("= 5", '= "5"'))
@@ -108,7 +108,7 @@ def test_settings_are_validated_as_keys_are(tmp_path: Path) -> None:
         (GOOD + "raise SystemExit(3)", ["line 13", "SystemExit"]),
     ],
 )  # fmt: skip
-def test_a_class_that_cannot_be_used_is_one_error(tmp_path: Path, code: str, names: list[str]) -> None:
+def test_an_unusable_class_is_one_error(tmp_path: Path, code: str, names: list[str]) -> None:
     path = write(tmp_path, code)
     said = problem(path)
     assert said.startswith(f"{path}:9: corpus.filters.LongWords: {tmp_path}/mine.py")
@@ -116,7 +116,7 @@ def test_a_class_that_cannot_be_used_is_one_error(tmp_path: Path, code: str, nam
 
 
 def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
-    """A run directory's recipe names code that somebody else may have put there."""
+    """A run directory's recipe may name code that someone else put there."""
     marker = tmp_path / "ran"
     write(tmp_path, f"{GOOD}open({str(marker)!r}, 'w')")
     run = tmp_path / "run"
@@ -130,7 +130,7 @@ def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     assert not marker.exists()
     load(run, trust_code=True)
     assert marker.exists()
-    # what another process is handed is the file as it was
+    # Another process receives the file as it was.
     code = (
         f"from bessemer.common.extensions import find; find('filters', {str(tmp_path / 'mine.py:LongWords')!r}).target"
     )
@@ -164,7 +164,7 @@ def test_entry_points_of_installed_packages(tmp_path: Path, monkeypatch: pytest.
     assert "broken_words 1.2" in said and "no_such_package" in said
 
 
-def test_a_class_of_a_function_cannot_be_named() -> None:
+def test_a_class_defined_in_a_function_cannot_be_named() -> None:
     class Inner: ...
 
     with pytest.raises(InputError, match="Inner"):

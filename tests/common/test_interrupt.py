@@ -1,4 +1,4 @@
-"""A stop request is honoured wherever it comes: the work that is done is saved, no later stage runs, and the exit code is 75."""
+"""Stop requests anywhere: finished work is saved, no later stage runs, and the exit code is 75."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ SETS = (
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Give the signals back to what had them before the test."""
+    """Restore the signal handlers after the test."""
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
     yield
     for number, handler in before.items():
@@ -50,7 +50,7 @@ def run(recipe_file: Path, runs: Path, *sets: str) -> int:
 
 
 def results(folder: Path) -> tuple[Any, ...]:
-    """What a run has trained, validated and scored."""
+    """Return what a run trained, validated and scored."""
     rows = read_json_lines(folder / "metrics.jsonl")
     validations = [(row["step"], row["loss"]) for row in rows if row["kind"] == "validation"]
     kinds = sorted(row["kind"] for row in rows if row["kind"] in ("time", "memory"))
@@ -59,7 +59,7 @@ def results(folder: Path) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
-    """The results of a run that nothing stops."""
+    """The results of an uninterrupted run."""
     import shutil
 
     place = tmp_path_factory.mktemp("whole")
@@ -81,7 +81,7 @@ def at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
 
 
 def before(owner: Any, name: str, call: int = 1) -> Callable[[pytest.MonkeyPatch, int], None]:
-    """Have a signal come when a function is called for the nth time."""
+    """Send a signal when a function is called for the nth time."""
 
     def set_up(patch: pytest.MonkeyPatch, number: int) -> None:
         honest, calls = getattr(owner, name), list[int]()
@@ -98,7 +98,7 @@ def before(owner: Any, name: str, call: int = 1) -> Callable[[pytest.MonkeyPatch
 
 
 def swallowed(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Have a library swallow the KeyboardInterrupt, in the last stage but one."""
+    """Make a library swallow the KeyboardInterrupt, in the last stage but one."""
     honest = getattr(export_run, "export")  # noqa: B009
 
     def export(*arguments: Any) -> Any:
@@ -110,7 +110,7 @@ def swallowed(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def saved_twice(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the scheduler repeat its signal while the checkpoint is saved."""
+    """Make the scheduler repeat its signal while the checkpoint is saved."""
     at_step(patch, 5, number)
     before(Saver, "save_now")(patch, number)
 
@@ -129,7 +129,7 @@ PLACES: dict[str, tuple[Callable[[pytest.MonkeyPatch, int], None], int, list[str
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.fault(9)
-def test_a_stop_at_any_place_saves_ends_the_command_and_changes_nothing(
+def test_a_stop_anywhere_saves_and_does_not_change_the_results(
     place: str, whole: tuple[Any, ...], runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = interrupt.SIGNALS[list(PLACES).index(place) % len(interrupt.SIGNALS)]
@@ -149,7 +149,7 @@ def test_a_stop_at_any_place_saves_ends_the_command_and_changes_nothing(
 def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The score of the weights as they came is taken again by the same command."""
+    """The same command computes the score of the initial weights again."""
     assert run(recipe_file, runs) == 0
     sets = ("run.name=next", f"train.start={runs / 'small'}", "export.hf=false")
     with monkeypatch.context() as patch:
@@ -163,8 +163,8 @@ def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
     assert validations == [0, 3, 6]
 
 
-def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
-    """One of two ranks gets the signal: both stop, and the new ones come to the end of a training that nothing stopped."""
+def test_ranks_stopped_in_their_last_step_stop_together(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    """One of two ranks gets the signal: both stop, and the resumed training ends like an uninterrupted one."""
     sets = [*SETS, f"run.dir={runs}", "parallel.shard=2"]
     given = [part for one in sets for part in ("--set", one)]
     assert run_command(["train", str(recipe_file), *given]) == 0
@@ -182,7 +182,7 @@ def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_f
 def test_a_swallowed_interrupt_is_remembered(number: int) -> None:
     interrupt.listen()
     interrupt.check()
-    with contextlib.suppress(KeyboardInterrupt):  # as the import of optional parts may
+    with contextlib.suppress(KeyboardInterrupt):  # as the import of optional packages may
         os.kill(os.getpid(), number)
         raise AssertionError("the signal did not arrive")
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +191,7 @@ def test_a_swallowed_interrupt_is_remembered(number: int) -> None:
     interrupt.check()
 
 
-def test_a_signal_that_a_scheduler_repeats_does_not_cut_short_what_the_first_one_began() -> None:
+def test_a_repeated_signal_does_not_interrupt_the_stop() -> None:
     interrupt.listen()
     done = []
 

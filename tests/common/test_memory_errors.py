@@ -1,4 +1,4 @@
-"""A lack of memory is named for what needed it, and a damaged small file is no lack of memory."""
+"""Out-of-memory errors name what needed the memory, and a damaged small file is not reported as one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ERRORS = (
 @pytest.mark.parametrize(
     ("stage", "key"), [("corpus", "corpus.workers"), ("train", "train.micro_batch"), ("export", "")]
 )
-def test_the_stage_that_needed_it_is_named(error: Exception, stage: str, key: str, tmp_path: Path) -> None:
+def test_the_stage_that_ran_out_of_memory_is_named(error: Exception, stage: str, key: str, tmp_path: Path) -> None:
     def work() -> str:
         raise error
 
@@ -37,7 +37,7 @@ def test_the_stage_that_needed_it_is_named(error: Exception, stage: str, key: st
     assert ("train.micro_batch" in said) == (stage == "train")
 
 
-def test_another_failure_of_a_stage_stays_what_it_is(tmp_path: Path) -> None:
+def test_other_failures_of_a_stage_are_not_changed(tmp_path: Path) -> None:
     def work() -> str:
         raise RuntimeError("a bug")
 
@@ -45,7 +45,7 @@ def test_another_failure_of_a_stage_stays_what_it_is(tmp_path: Path) -> None:
         Session(load("demo"), RunDirectory(tmp_path)).stage("train", work)
 
 
-def test_a_command_that_runs_out_of_memory_outside_of_a_stage(
+def test_running_out_of_memory_outside_a_stage_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*given: Any) -> None:
@@ -62,11 +62,11 @@ def nested(depth: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["nested", "huge", "exhausting"])
-def test_a_small_file_that_is_damaged_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_small_file_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "manifest.json"
     path.write_text(nested(200_000) if kind == "nested" else "{}")
     if kind == "huge":
-        os.truncate(path, 20 << 30)  # a hole, which takes no space
+        os.truncate(path, 20 << 30)  # a sparse file, which takes no space
     if kind == "exhausting":
 
         def fails(text: str) -> None:

@@ -1,8 +1,8 @@
-"""A build in a process of its own, with partitions and buckets of a few documents; killed by itself if told so.
+"""A build in a separate process with tiny partitions and buckets, which can kill itself at a file operation.
 
     python build_corpus.py RECIPE RUN [MOMENT before|after] [pool|slurm|copies]
 
-MOMENT: the number of the file operation at which the process kills itself, before or after it is done.
+MOMENT is the number of the file operation at which the process kills itself, before or after it.
 """
 
 import os
@@ -40,19 +40,19 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
 
 
 def small(pool: bool) -> None:
-    """Cut the work finely; workers do not read these numbers."""
+    """Split the work finely; workers do not read these numbers."""
     parts.LEAST_PART_BYTES = parts.PART_BYTES = 4000
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
-    partition.RUN_BYTES = 10_000  # so that some partitions are written in several runs
-    task.MEBIBYTE = 32  # so that there are several ranges of keys
-    global_steps.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
+    partition.RUN_BYTES = 10_000  # so that some partitions are written in several parts
+    task.MEBIBYTE = 32  # so that there are several key ranges
+    global_steps.GROUP_BYTES = 30_000  # so that some buckets are deduplicated together and others alone
     if pool:
         worker.SMALL_BYTES = 0
 
 
 def cut_finely(patch: Any) -> None:
-    """Cut the work finely in this process until the patch is undone."""
+    """Split the work finely in this process until the patch is undone."""
     for module, names in {
         parts: ("LEAST_PART_BYTES", "PART_BYTES"), partition: ("PARTITION_BYTES", "BUCKET_BYTES"),
         task: ("MEBIBYTE",), global_steps: ("GROUP_BYTES",), worker: ("SMALL_BYTES",),
@@ -71,7 +71,7 @@ if __name__ == "__main__":
 
         for name in ("rename", "replace", "link", "fsync"):
             setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
-        if "copies" in more:  # of files to a store, of which tasks make many
+        if "copies" in more:  # copies of files to a store, of which tasks make many
             path.copy = counted(path.copy, int(more[0]), more[1])
         pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
     pipeline.build(parse(Path(recipe).read_text(), "test"), RunDirectory(Path(run)))

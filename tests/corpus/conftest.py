@@ -1,4 +1,4 @@
-"""A run directory, a folder for data, and a function that builds a corpus of it."""
+"""Fixtures: a run directory, a data folder, and a function that builds a corpus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Built = tuple[list[dict[str, str]], list[dict[str, str]], dict[str, Any]]
 
 @pytest.fixture
 def build(run: RunDirectory) -> Callable[[Recipe], Built]:
-    """Build a corpus; gives documents, rejects and statistics."""
+    """Return a function that builds a corpus and returns documents, rejects and statistics."""
 
     def built(of: Recipe) -> Built:
         import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ def build(run: RunDirectory) -> Callable[[Recipe], Built]:
 
 @pytest.fixture(autouse=True)
 def nobody_asked_to_stop() -> None:
-    """A test of stopping leaves the wish behind, which only the next build takes back."""
+    """Clear the stop request that a test may leave, which only the next build would clear."""
     from bessemer.run_tasks.task import STOP
 
     STOP.clear()

@@ -9,7 +9,7 @@ from bessemer.recipe import Recipe, parse
 
 
 def prose(seed: int, num_words: int = 120) -> str:
-    """Text of random words: long enough to keep, and unlike any other seed's."""
+    """Return random words that are long enough to keep and differ from those of any other seed."""
     words = random.Random(seed)
     lines = []
     for _ in range(num_words // 10):
@@ -18,7 +18,7 @@ def prose(seed: int, num_words: int = 120) -> str:
 
 
 def recipe(*sources: dict[str, Any], rules: str = "", dedup: str = "") -> Recipe:
-    """A recipe of these sources; `rules` and `dedup` are TOML lines."""
+    """Return a recipe of these sources. `rules` and `dedup` are TOML lines."""
     text = '[run]\nname = "t"\n[model]\ndepth = 2\n'
     text += f"[corpus.rules]\n{rules}\n[corpus.dedup]\n{dedup}\n"
     for source in sources:
@@ -28,7 +28,7 @@ def recipe(*sources: dict[str, Any], rules: str = "", dedup: str = "") -> Recipe
 
 
 def http(body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html; charset=utf-8") -> bytes:
-    """A response as a crawler stores it."""
+    """Return an HTTP response as a crawler stores it."""
     head = [f"HTTP/1.1 {status}", *([f"Content-Type: {content_type}"] if content_type else []), *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
@@ -36,7 +36,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK", content_type: str =
 def warc_record(
     block: bytes, kind: str = "response", url: str = "http://a.example/", length: int | None = None
 ) -> bytes:
-    """A record of a crawl archive in Common Crawl's layout; `length` is what it claims, if that is a lie."""
+    """Return a record of a crawl archive in Common Crawl's layout. `length` overrides the true content length."""
     header = (
         f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: <urn:uuid:{len(block)}>\r\n"
         f"WARC-Date: 2024-05-06T07:08:09Z\r\nWARC-Target-URI: {url}\r\n"
@@ -47,11 +47,11 @@ def warc_record(
 
 
 def html_page(number: int) -> bytes:
-    """A page with a menu, whose text is `page_line(number)`."""
+    """Return a page with a menu, whose text is `page_line(number)`."""
     menu = '<nav><ul><li><a href="/">Home</a></li><li><a href="/b">Blog</a></li></ul></nav>'
     return f"<html><body>{menu}<main><p>{page_line(number)}</p></main></body></html>".encode()
 
 
 def page_line(number: int) -> str:
-    """The one paragraph of `html_page(number)`."""
+    """Return the one paragraph of `html_page(number)`."""
     return f"Page {number}: " + prose(number, 30).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""A bucket on this machine: the few requests of S3 and of Google's store that reading takes, and those of S3 for writing."""
+"""A local object store: the requests of S3 and of Google's store needed for reading, and those of S3 for writing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TIME = "2024-05-06T07:08:09.000Z"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the files of a folder as objects named "bucket/key"; the folders in it are the buckets, and no others are made."""
+    """HTTP server that serves the files of a folder as objects "bucket/key". The subfolders are the only buckets."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.folder = folder
         self.log = folder.with_suffix(".log")
-        self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
+        self.parts: dict[str, dict[int, bytes]] = {}  # parts of unfinished uploads
 
     @property
     def objects(self) -> dict[str, Path]:
@@ -47,13 +47,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def failure(self) -> int:
-        """The status with which every request is answered; 0 for none."""
+        """Status code for every request; 0 for normal answers."""
         place = self.folder.with_suffix(".status")
         return int(place.read_text()) if place.exists() else 0
 
 
 def joined(file: BinaryIO) -> bytes:
-    """The body of a request that comes in chunks, those of HTTP or signed ones of S3."""
+    """Return the body of a chunked request, in chunks of HTTP or signed chunks of S3."""
     body = b""
     while size := int(file.readline().split(b";")[0], 16):
         body += file.read(size)
@@ -65,13 +65,13 @@ def joined(file: BinaryIO) -> bytes:
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else an answer takes 40 ms
+    disable_nagle_algorithm = True  # otherwise an answer takes 40 ms
 
     def log_message(self, *_: object) -> None:
         pass
 
     def parse_request(self) -> bool:
-        """Answer with the status of a store that fails, and with 404 for a bucket that is not there."""
+        """Answer with the status of a failing store, and with 404 for a missing bucket."""
         if not super().parse_request():
             return False
         path = unquote(urlsplit(self.path).path).strip("/")
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
             self._object(path)
 
     def do_PUT(self) -> None:
-        """An object, or a part of one."""
+        """Store an object, or a part of one."""
         path, query, body = self._sent()
         if source := self.headers.get("x-amz-copy-source"):
             found = self.server.find(unquote(source).strip("/"))
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, b"", "application/xml")
 
     def do_POST(self) -> None:
-        """Begin or complete an object of parts."""
+        """Begin or complete a multipart upload."""
         path, query, body = self._sent()
         if "delete" in query:
             for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
@@ -142,12 +142,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         path, _, _ = self._sent()
-        if found := self.server.find(path):  # and not what stands for a folder
+        if found := self.server.find(path):  # and not the marker of a folder
             found.unlink(missing_ok=True)
         self._answer(204, b"", "application/xml")
 
     def _sent(self) -> tuple[str, dict[str, str], bytes]:
-        """Path, query and body of a request."""
+        """Return path, query and body of a request."""
         place = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(place.query, keep_blank_values=True).items()}
         is_chunked = self.headers.get("Transfer-Encoding") == "chunked"
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _keep(self, path: str, body: bytes) -> None:
         target = self.server.folder / path
-        if self.path.partition("?")[0].endswith("/"):  # what stands for a folder
+        if self.path.partition("?")[0].endswith("/"):  # the marker of a folder
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{threading.get_ident()}{TEMPORARY}")
@@ -243,26 +243,26 @@ class Handler(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class Store:
-    """A store that runs, in a process of its own: Arrow's client for Google's store keeps Python waiting."""
+    """A running store in a separate process, because Arrow's client for Google's store blocks Python."""
 
     endpoint: str
     folder: Path
-    """What is put here is in the store, as bucket/key."""
+    """Folder of the stored objects, as bucket/key."""
 
     def requests(self) -> list[str]:
-        """A line for each request so far: method, path, range, authorization."""
+        """Return a line for each request so far: method, path, range, authorization."""
         return self.folder.with_suffix(".log").read_text().splitlines()
 
     def refuse(self) -> None:
-        """Answer everything with 403 from now on."""
+        """Answer every request with 403 from now on."""
         self._answer_with("403")
 
     def fail(self) -> None:
-        """Answer everything with status 500 from now on."""
+        """Answer every request with 500 from now on."""
         self._answer_with("500")
 
     def answer(self) -> None:
-        """Answer again after `refuse` and `fail`."""
+        """Answer normally again after `refuse` and `fail`."""
         self._answer_with("0")
 
     def _answer_with(self, status: str) -> None:

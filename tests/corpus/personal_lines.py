@@ -1,6 +1,6 @@
-"""Lines labelled by hand: what stands between ⟦ and ⟧ is personal data of the kind named; a line without has none.
+"""Lines labelled manually: the text between ⟦ and ⟧ is personal data of the kind named; other lines have none.
 
-The numbers are made up or are the issuers' own test numbers; none was taken from a person.
+The numbers are invented or are the issuers' own test numbers; none belongs to a person.
 """
 
 EMAIL = """

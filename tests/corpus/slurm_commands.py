@@ -1,7 +1,7 @@
-"""The commands of a Slurm without accounting, played on this machine: a folder with them to put on the PATH.
+"""A simulated Slurm without accounting: a folder with its commands to put on the PATH.
 
-`sbatch` starts a process that runs the jobs of the array with bash, at most CORES at one time, as the controller would: each with its
-number in the environment and its output in the file that the script names. Their states are files in FOLDER/ARRAY/.
+`sbatch` starts a process that runs the jobs of the array with bash, at most CORES at a time, as the controller would. Each job
+has its number in the environment and writes its output to the file that the script names. Job states are files in FOLDER/ARRAY/.
 
     python slurm_commands.py FOLDER COMMAND ARGUMENT...
 """
@@ -75,7 +75,7 @@ def control(array: Path) -> int:
 
 
 def set_state(array: Path, job: str, state: str) -> None:
-    """Write a state as a whole: `squeue` reads at any time."""
+    """Write a state atomically, since `squeue` reads at any time."""
     (array / f"{job}.new").write_text(state)
     (array / f"{job}.new").replace(array / f"{job}.state")
 

@@ -1,4 +1,4 @@
-"""Small tasks for the tests of job arrays; in a module that the jobs can import."""
+"""Small tasks for the tests of job arrays, in a module that the jobs can import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bessemer.run_tasks.task import Task
 
 @dataclass(frozen=True)
 class Square(Task):
-    """Writes its number squared, or does what its number asks for in `trouble`."""
+    """Task that writes its number squared, or does what `trouble` has for its number."""
 
     number: int
     trouble: str = ""

@@ -1,4 +1,4 @@
-"""Conversations in Parquet: read as those of JSON lines are, and named where another format is asked for."""
+"""Conversations in Parquet: equal to those of JSON lines, and named in errors if another format is asked for."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,9 @@ def write(path: Path, rows: list[dict[str, Any]], **types: Any) -> None:
     pq.write_table(table, path, row_group_size=3)
 
 
-def test_conversations_in_parquet_are_those_of_json_lines(data: Path, build) -> None:
+def test_conversations_in_parquet_equal_those_of_json_lines(data: Path, build) -> None:
     rows: list[dict[str, Any]] = [{"messages": talk(number), "id": number} for number in range(7)]
-    # A field that one message has, all have in Parquet: null where it was absent.
+    # In Parquet all messages have a field that one message has: null where it was absent.
     rows[2]["messages"].append({"role": "tool", "content": "4", "name": "sum"})
     rows[4] = {"messages": [{"role": "user", "content": "nobody answers"}], "id": 4}
     found = []
@@ -59,7 +59,7 @@ def test_conversations_as_json_in_a_column_are_read(kind: str, data: Path, build
     assert [(row["reason"], row["place"]) for row in rejected] == [("bad_record", "0:3")]
 
 
-def test_pairs_in_parquet(data: Path, build) -> None:
+def test_prompt_and_answer_pairs_in_parquet(data: Path, build) -> None:
     write(data / "a.parquet", [{"prompt": f"Say {n}?", "completion": prose(n, 30), "kind": "x"} for n in range(4)])
     source = {"name": "s", "format": "chat", "pair_keys": ["prompt", "completion"], "label_key": "kind"}
     documents, rejected, _ = build(recipe({**source, "paths": [str(data)]}, dedup=OFF))

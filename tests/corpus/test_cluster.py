@@ -1,4 +1,4 @@
-"""The same recipe on a Ray cluster of several machines, as processes here: the same corpus and shards, hash for hash."""
+"""A recipe on a Ray cluster of several local nodes: the same corpus and shards, hash for hash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of a head and two more nodes, one core each, with credentials of a store."""
+    """A cluster of a head and two more nodes with one core each, and credentials of a store."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -102,7 +102,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
     def reap() -> None:
         draw = random.Random(0)
-        while not ended.is_set() and len(killed) < ATTEMPTS - 1:  # or one unlucky task would be given up
+        while not ended.is_set() and len(killed) < ATTEMPTS - 1:  # otherwise one unlucky task would be given up
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     name = (entry / "cmdline").read_bytes()
@@ -124,7 +124,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
     assert contents(there.corpus) == contents(here.corpus)
 
 
-def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunDirectory) -> None:
+def test_a_failure_on_a_worker_is_raised_unchanged(of: Recipe, address: str, run: RunDirectory) -> None:
     list(run_on_ray([], on_ray(of, address).corpus))
     task = partition.Partition(run.path, 0, "s", ())
     with pytest.raises(InputError, match="context.json: no such file"):
@@ -139,7 +139,7 @@ def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunDirectory, mon
         pipeline.build(on_ray(of, None), run)
 
 
-def test_a_cluster_that_is_not_there_is_named(of: Recipe, run: RunDirectory) -> None:
+def test_a_missing_cluster_is_named(of: Recipe, run: RunDirectory) -> None:
     if ray.is_initialized():
         ray.shutdown()
     with pytest.raises(BessemerError, match="127.0.0.1:1 cannot be reached"):

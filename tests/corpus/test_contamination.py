@@ -37,7 +37,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> str:
 
 @pytest.fixture
 def quiz(tmp_path: Path) -> EvaluationSet:
-    """Ten questions of 20 words and answers of 9, and one of 3 words, too short to look for."""
+    """Ten questions of 20 words with answers of 9, and one of 3 words, too short to search for."""
     rows = [{"id": n, "question": sentence(n) + "?", "answers": [sentence(100 + n, 9)]} for n in range(10)]
     rows.append({"id": 10, "question": "Who was it?", "answers": []})
     return EvaluationSet(name="quiz", path=written(tmp_path / "quiz.jsonl", rows), fields=["question", "answers"])
@@ -58,7 +58,7 @@ def test_every_item_is_found_where_it_was_planted_and_nowhere_else(quiz: Evaluat
         assert check(text[:start] + text[end:], index) is NO_OVERLAP
 
 
-def test_thirteen_words_are_enough_and_twelve_are_not(quiz: EvaluationSet) -> None:
+def test_thirteen_equal_words_are_found_and_twelve_are_not(quiz: EvaluationSet) -> None:
     index = build(settings(quiz))
     words = sentence(3).split()
     assert check("before " + " ".join(words[4:17]) + " after", index).items == {"quiz": (3,)}
@@ -80,7 +80,7 @@ def test_the_share_of_an_item(quiz: EvaluationSet) -> None:
     assert not check(text, build(settings(quiz, min_share=0.45))).items
 
 
-def test_an_ngram_of_two_sets_touches_both(tmp_path: Path, quiz: EvaluationSet) -> None:
+def test_an_ngram_of_two_sets_counts_for_both(tmp_path: Path, quiz: EvaluationSet) -> None:
     other = EvaluationSet(name="other", path=str(tmp_path / "other.txt"))
     Path(other.path).write_text(f"{sentence(50)}\n\n{sentence(3)}\n")
     index = build(settings(quiz, other))
@@ -103,8 +103,8 @@ CHANGES: list[Callable[[str], str]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_item_is_found_however_set_and_document_write_it(tmp_path: Path, change: Callable[[str], str]) -> None:
-    """Through the steps of the cleaning, with spans in the document's own characters."""
+def test_an_item_is_found_in_any_spelling_of_set_and_document(tmp_path: Path, change: Callable[[str], str]) -> None:
+    """Search through the cleaning steps; spans are in the document's own characters."""
     item = change(ITEM)
     sets = [{"name": "set", "path": written(tmp_path / "set.jsonl", [{"q": item}]), "fields": ["q"]}]
     for other in CHANGES:
@@ -126,7 +126,7 @@ def test_personal_data_does_not_hide_an_item(tmp_path: Path) -> None:
     assert record.reason == "contaminated"
 
 
-def test_the_table(quiz: EvaluationSet) -> None:
+def test_the_contamination_table(quiz: EvaluationSet) -> None:
     index = build(settings(quiz))
     documents = [sentence(1), sentence(1) + ". " + sentence(2), "nothing of the kind", sentence(104, 9)]
     found = [check(text, index) for text in documents]
@@ -138,7 +138,7 @@ def test_the_table(quiz: EvaluationSet) -> None:
 
 
 def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None:
-    """Documents of the same few words, so that chance puts n-grams of 4 in them."""
+    """Documents of the same few words, so that n-grams of 4 occur in them by chance."""
     index = build(settings(quiz, ngram=4, min_words=4))
     grams: dict[tuple[str, ...], set[int]] = {}
     for number, texts in enumerate(items(quiz)):
@@ -185,7 +185,7 @@ def test_fields_with_lists_and_tables(tmp_path: Path) -> None:
     [b'{"q": "x"}\n{"q": \n', b"[1]\n", b'{"p": "x"}\n', b'{"q": "\xff"}\n', b"", b'{"q": "short"}\n', b"[" * 100_000 + b"\n", None],
     ids=lambda content: str(content)[:20],
 )  # fmt: skip
-def test_sets_that_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
+def test_unusable_sets_are_errors(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "quiz.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -194,7 +194,7 @@ def test_sets_that_cannot_be_used(tmp_path: Path, content: bytes | None) -> None
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl.gz", "jsonl.zst"])
-def test_damaged_files(tmp_path: Path, ending: str) -> None:
+def test_damaged_set_files_are_errors(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"quiz.{ending}"
     path.write_bytes(b"\x1f\x8b\x08 not what it says")
     with pytest.raises(InputError, match="cannot be read"):

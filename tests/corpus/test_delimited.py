@@ -1,4 +1,4 @@
-"""CSV and TSV: every row is kept as its writer meant it, or rejected by name, and costs no other row."""
+"""CSV and TSV: every row is kept as written or rejected by number, and affects no other row."""
 
 import csv
 import io
@@ -27,12 +27,12 @@ def texts(found: list[Row]) -> list[str]:
 
 
 def problems(found: list[Row]) -> list[int]:
-    """Numbers of the rows that were rejected, from 0."""
+    """Return the numbers of the rejected rows, from 0."""
     return [number for number, (*_, problem) in enumerate(found) if problem]
 
 
 def table(delimiter: str, rows: dict[int, str], num_rows: int = 10) -> str:
-    """A table of a number and a text, with some rows as given."""
+    """Return a table of a number and a text, with some rows replaced."""
     made = [f"{number}{delimiter}{rows.get(number, line(number))}" for number in range(num_rows)]
     return "\n".join([f"id{delimiter}text", *made]) + "\n"
 
@@ -53,7 +53,7 @@ def test_a_quotation_mark_is_text_in_a_tsv_that_does_not_quote(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_a_quotation_mark_that_does_not_close_costs_its_row_of_a_csv(name: str) -> None:
+def test_an_unclosed_quotation_mark_rejects_only_its_row(name: str) -> None:
     found = read(table(",", MARKS[name]))
     rejected = [number for number, text in MARKS[name].items() if text.startswith('"')]
     assert problems(found) == rejected
@@ -61,7 +61,7 @@ def test_a_quotation_mark_that_does_not_close_costs_its_row_of_a_csv(name: str) 
 
 
 @pytest.mark.parametrize("quoted", [3, 8])
-def test_a_damaged_row_of_a_quoted_csv_costs_itself(quoted: int) -> None:
+def test_a_damaged_row_of_a_quoted_csv_rejects_only_itself(quoted: int) -> None:
     rows = {number: f'"{line(number)}, ""and""\nmore, of it"' for number in range(0, 10, 2)}
     rows[quoted] = f'"{line(quoted)}, and no end'
     found = read(table(",", rows))
@@ -107,8 +107,8 @@ def test_a_row_that_does_not_fit_is_rejected_by_its_number(name: str, delimiter:
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_table_gives_what_its_writer_was_given(delimiter: str, quoting: int, line_end: str) -> None:
-    """What Python's writer makes of texts with marks, separators, lines and backslashes."""
+def test_written_tables_read_back_unchanged(delimiter: str, quoting: int, line_end: str) -> None:
+    """Read what Python's writer makes of texts with quotation marks, separators, line breaks and backslashes."""
     draw = random.Random(1)
     words = ["word", "and,", "of;", '"quoted"', '5"', "a\tb", "C:\\new", "a|b", "end."]
     if line_end != "\r":
@@ -124,7 +124,7 @@ def test_a_table_gives_what_its_writer_was_given(delimiter: str, quoting: int, l
     assert "".join(source for source, *_ in found) == made.getvalue().partition(line_end)[2]
 
 
-def test_marks_escaped_by_backslashes_are_no_csv() -> None:
+def test_quotation_marks_escaped_by_backslashes_are_not_csv() -> None:
     rows = {1: r'"the \"C:\new\" folder"', 2: r'"a \"b\", c"', 3: r'"ends so \""'}
     found = read(table(",", rows))
     assert problems(found) == [1, 2, 3]
@@ -136,7 +136,7 @@ def test_commas_of_a_table_with_one_column_are_text() -> None:
     assert texts(found) == ["A text, with commas", 'Another, "quoted"', "on two\nlines"]
 
 
-def test_columns_of_one_name() -> None:
+def test_columns_with_the_same_name() -> None:
     ((_, fields, _),) = read("text,note,note\na,b,c\n")
     assert fields == {"text": "a", "note": "b", "note.1": "c"}
     assert look(b"text,text\na,b\n", "a.csv", Source(name="s", paths=("a",))).reason == "no_text_key"

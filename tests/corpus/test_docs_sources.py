@@ -1,4 +1,4 @@
-"""The recipe snippets of how-to pages are recipes, and docs/reference/file-formats.md lists every format."""
+"""Recipe snippets of how-to pages parse, and docs/reference/file-formats.md lists every format."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from bessemer.recipe.corpus import reader_class
 DOCS = Path(__file__).parents[2] / "docs"
 FORMATS = (DOCS / "reference/file-formats.md").read_text(encoding="utf-8").partition("\n## Damaged")[0]
 HEAD = {"run": 'name = "t"', "model": "depth = 2"}
-OTHER_SOURCES = ("wiki", "crawl")  # that snippets without sources may name
+OTHER_SOURCES = ("wiki", "crawl")  # sources that snippets without sources may name
 PAGES = (
     "choose-a-model",
     "contamination",
@@ -58,7 +58,7 @@ def test_snippets_are_recipes(page: str, snippet: str) -> None:
     assert parsed.corpus.sources
 
 
-def test_every_format_and_its_endings_are_told() -> None:
+def test_every_format_and_its_endings_are_documented() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", FORMATS, re.MULTILINE))
     assert set(rows) == set(BUILT_IN)
     for format in ("text", "html", "warc", "mediawiki", "jsonl", "parquet"):

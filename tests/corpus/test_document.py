@@ -1,7 +1,7 @@
 from bessemer.corpus.document import identity
 
 
-def test_identity_depends_on_the_place_alone() -> None:
+def test_identity_depends_only_on_source_and_position() -> None:
     assert identity("a", "x", "1") == identity("a", "x", "1")
     places = [("a", "x", "1"), ("b", "x", "1"), ("a", "y", "1"), ("a", "x", "2"), ("a", "x1", "")]
     assert len({identity(*place) for place in places}) == len(places)

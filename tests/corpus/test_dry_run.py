@@ -1,4 +1,4 @@
-"""The dry run of the rules: the decisions of the whole corpus on some of its documents, and nothing is written."""
+"""The dry run of the rules: the decisions of the whole corpus for some of its documents, with nothing written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bessemer.recipe import Corpus
 
 
 def write_sources(folder: Path, count: int = 400) -> dict[str, object]:
-    """JSON lines, packed ones, Parquet and files, each with short, wrapped, good and repeated documents."""
+    """Write JSON lines, compressed ones, Parquet and files, each with short, wrapped, good and repeated documents."""
     texts = []
     for number in range(count):
         text = prose(number, 60) + "."
@@ -35,7 +35,7 @@ def write_sources(folder: Path, count: int = 400) -> dict[str, object]:
     return {"sources": sources, "rules": {"min_characters": 200}}
 
 
-def test_decisions_are_those_of_the_whole_and_the_sample_is_the_same_again(tmp_path: Path) -> None:
+def test_decisions_equal_those_of_the_whole_corpus_and_the_sample_is_reproducible(tmp_path: Path) -> None:
     corpus = Corpus.model_validate(write_sources(tmp_path))
     found = dry_run(corpus, 200)
     assert 200 <= found["documents"] <= 300

@@ -1,4 +1,4 @@
-"""Tasks as JSON, what becomes of those that are none, and failures."""
+"""Tasks as JSON, invalid tasks, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bessemer.run_tasks.task import Task, answer, failure_of
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 
-def test_failures_of_the_engine_become_one_line() -> None:
+def test_failures_of_the_engine_give_a_one_line_error() -> None:
     def fail() -> None:
         raise ValueError("first\nsecond")
 
@@ -37,7 +37,7 @@ def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), StorePath("s3://bucket/a")])
-def test_a_task_is_the_same_after_a_trip_as_json(work: AnyPath) -> None:
+def test_a_task_survives_a_round_trip_through_json(work: AnyPath) -> None:
     plan = DedupPlan(Dedup(against=("/a",), min_jaccard=0.1), ("a",), 2, 3)
     task = LineKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))
     line = task.to_json()
@@ -45,7 +45,7 @@ def test_a_task_is_the_same_after_a_trip_as_json(work: AnyPath) -> None:
     assert Task.from_json(line) == task
 
 
-def test_failures_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_tasks_are_raised_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
     assert failure_of(answer(Square(tmp_path, 1).to_json())) is None
     expected = failure_of(answer(Square(tmp_path, 2, "fails").to_json()))
@@ -58,13 +58,13 @@ def test_failures_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "kind", ["cut off", "pickle", "foreign class", "untrusted file", "program", "no task", "unknown field"]
 )
-def test_what_is_no_task_in_a_queue_is_one_error_and_runs_nothing(
+def test_an_invalid_task_in_a_queue_is_one_error_and_runs_nothing(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
     task, queue = Square(tmp_path, 1), tmp_path / "queue"
     fields = json.loads(task.to_json())
-    monkeypatch.setenv(extensions.TRUSTED, "{}")  # `to_json` trusts the file of its own class
+    monkeypatch.setenv(extensions.TRUSTED, "{}")  # `to_json` accepts a class of any file
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass")
     content = {
         "cut off": task.to_json()[:-9],

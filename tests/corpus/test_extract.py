@@ -32,7 +32,7 @@ def test_replaced_control_characters_are_counted() -> None:
     assert counts == {"separators": 2, "Windows-1252": 2, "removed": 3}
 
 
-def test_runs_of_combining_marks_are_refused_quickly() -> None:
+def test_runs_of_combining_marks_are_rejected_quickly() -> None:
     with no_quadratic_pass(), pytest.raises(NotText, match="combining"):
         normalise.normalise("a" + "\u0301\u0323" * 500_000)
 
@@ -78,7 +78,7 @@ def normalised_line_by_line(text: str) -> str:
 
 
 @pytest.mark.parametrize("alphabet", ["ab \t\n\r\x0b\x1c\x1f\x07", "ab \t\n\x85\xa0\u0301\u0302\u0345é\u3000"])
-def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
+def test_normalise_equals_its_definition(alphabet: str) -> None:
     draw = random.Random(0)
     refused = 0
     for _ in range(1500):

@@ -42,7 +42,7 @@ def test_a_file_named_in_full_is_taken_whatever_its_suffix(data: Path) -> None:
     assert names(source(data / "a.log")) == ["a.log"]
 
 
-def test_without_a_format_the_ending_tells(data: Path) -> None:
+def test_without_a_format_the_ending_decides(data: Path) -> None:
     touch(data, "a.TXT", "b.py", "c.xml", "dewiki-1-pages-articles.xml.bz2", "d.png", "e.jsonl.gz", "novel")
     (data / "tables.xml").write_text('<mediawiki version="0.10">\n  <page></page>\n</mediawiki>')
     (data / "tables.xml.bz2").write_bytes(bz2.compress((data / "tables.xml").read_bytes()))
@@ -61,7 +61,7 @@ def test_globs(data: Path) -> None:
     assert names(source(data / "**" / "*.md")) == ["x/b.md"]
 
 
-def test_names_do_not_depend_on_where_the_data_lies(tmp_path: Path) -> None:
+def test_names_do_not_depend_on_the_folder_of_the_data(tmp_path: Path) -> None:
     found = []
     for place in ("one", "two/deep"):
         touch(tmp_path / place, "d/a.txt", "e/a.txt")
@@ -69,7 +69,7 @@ def test_names_do_not_depend_on_where_the_data_lies(tmp_path: Path) -> None:
     assert found[0] == found[1] == ["d/a.txt", "e/a.txt"]
 
 
-def test_names_that_are_left_out(data: Path) -> None:
+def test_skipped_file_names(data: Path) -> None:
     touch(data, "a.js", "a.min.js", "node_modules/b.js", "src/vendor/c.js", "src/d.js", ".git/e.js")
     found = names(source(data, format="code", exclude=["node_modules", "vendor", "*.min.js"]))
     assert found == ["data/a.js", "data/src/d.js"]
@@ -98,7 +98,7 @@ def test_the_folders_of_python_and_two_files_that_share_a_name(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("path", ["no/such", "python://elsewhere", "ftp://host/x", "{data}", "{data}/*.txt"])
-def test_errors(data: Path, path: str) -> None:
+def test_unusable_paths_are_errors(data: Path, path: str) -> None:
     touch(data, "a.bin")
     with pytest.raises(InputError, match=r"corpus\.sources\.s"):
         find(source(path.format(data=data)))
@@ -125,7 +125,7 @@ def test_files_are_found_by_their_endings_whatever_case_and_compression(data: Pa
     assert names(source(data, suffixes=[".Zip"])) == ["data/g.jsonl.zip"]
 
 
-def test_what_is_not_read_is_listed(data: Path) -> None:
+def test_unread_files_are_listed(data: Path) -> None:
     touch(data, "a.txt", "b.PDF", "c.tar.gz", "d", "x/e.pdf", ".git/f.pdf", ".hidden.pdf", "skip/g.pdf")
     os.mkfifo(data / "pipe.txt")
     found = listing(source(data, exclude=["skip"]))
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_listed_is_named(data: Path, monkeypatch: pytest
     assert denied[0] in str(caught.value)
 
 
-def test_what_cannot_be_opened_is_known_by_its_time(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_identified_by_its_time(tmp_path: Path) -> None:
     gone = [File(str(tmp_path / f"{number}"), f"{number}", 5, number) for number in range(100)]
     gone[3] = File("s3://b/x", "s3://b/x", 7, 9, "etag")
     (tmp_path / "5").write_text("there")

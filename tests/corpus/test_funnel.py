@@ -1,4 +1,4 @@
-"""What the terminal shows of a corpus: why documents were dropped, where, and which files were not read."""
+"""Terminal output of a corpus: why documents were dropped, where, and which files were not read."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ def lines_of(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
-def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
+def test_even_little_damage_is_shown(data: Path, build) -> None:
     for number in range(3):
         (data / f"good{number}.txt").write_text(prose(number))
         (data / f"short{number}.txt").write_text("short")
@@ -46,12 +46,12 @@ def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(da
     assert len(shown) == MAX_LINES
     assert shown[0].startswith("too_short")
     assert sum(int(line.split()[2 if "more" in line else 1]) for line in shown[:-1]) == len(rejected)
-    assert shown[-1].split()[:4] == ["files", "not", "read", "3"]  # more.jsonl is read by the other source
+    assert shown[-1].split()[:4] == ["files", "not", "read", "3"]  # the other source reads more.jsonl
     assert shown[-1].endswith("2 .pdf, 1 .docx")
     assert statistics["sources"][1]["not_read"][".pdf"] == {"files": 2, "bytes": 16, "example": "data/a.pdf"}
 
 
-def test_pages_extracted_otherwise_than_asked_are_counted(data: Path, build) -> None:
+def test_pages_extracted_by_a_fallback_are_counted(data: Path, build) -> None:
     for name, depth in (("a.html", 0), ("b.html", 600)):
         (data / name).write_text("<div>" * depth + "".join(f"<p>{line}</p>" for line in prose(depth).split("\n")))
     documents, _, statistics = build(recipe({"name": "s", "format": "html", "paths": [str(data)]}))
@@ -62,7 +62,7 @@ def test_pages_extracted_otherwise_than_asked_are_counted(data: Path, build) -> 
 
 @pytest.mark.parametrize("format_", ["text", "html", "jsonl", "chat"])
 def test_control_characters_are_replaced_and_counted_in_every_format(format_: str, data: Path, build) -> None:
-    """None is in what resiliparse returns but those of Windows-1252."""
+    """resiliparse itself returns only control characters of Windows-1252."""
     controls = "" if format_ == "html" else "first\x0csecond\x1fthird"
     text = f"{prose(1)}\n{controls} don\x92t"
     if format_ in ("jsonl", "chat"):
@@ -103,7 +103,7 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["path"] == "data/a.jsonl"
 
 
-def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:
+def test_a_missing_label_is_reported(data: Path, build) -> None:
     (data / "a.jsonl").write_text(json.dumps({"text": prose(1), "sort": "x"}))
     with pytest.raises(InputError, match="no_label.*set corpus.sources.s.label_key=NAME"):
         build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)], "label_key": "kind"}))
@@ -114,8 +114,8 @@ REVIEWS = [f"{word} {number}" for number in range(40) for word in ("Great", "Bad
 
 @pytest.mark.parametrize("ending", ["jsonl", "txt", "html"])
 @pytest.mark.parametrize("labelled", [False, True])
-def test_rules_for_web_pages_judge_web_pages_alone(data: Path, build, ending: str, labelled: bool) -> None:
-    """Short records of every format stay; pages do not, unless they are labelled or the recipe says otherwise."""
+def test_rules_for_web_pages_apply_only_to_web_pages(data: Path, build, ending: str, labelled: bool) -> None:
+    """Short records of every format are kept. Pages are not, unless they are labelled or the recipe allows it."""
     rows = [{"text": text, "kind": "ab"[number % 2]} for number, text in enumerate(REVIEWS)]
     if ending != "jsonl":
         for number, text in enumerate(REVIEWS):
@@ -127,7 +127,7 @@ def test_rules_for_web_pages_judge_web_pages_alone(data: Path, build, ending: st
     source = {"name": "s", "paths": [str(data)]}
     if labelled:
         source |= {"label": "a"} if ending != "jsonl" else {"label_key": "kind"}
-    if ending == "html":  # a page that is long enough, so that something is left
+    if ending == "html":  # a page that is long enough to keep
         (data / "long.html").write_text("".join(f"<p>{line}</p>" for line in prose(1).split("\n")))
     documents, rejected, statistics = build(recipe(source))
     short = [row for row in documents if len(row["text"]) < 200]
@@ -142,8 +142,8 @@ def test_rules_for_web_pages_judge_web_pages_alone(data: Path, build, ending: st
     assert {row["reason"] for row in rejected} - {"empty"} == {"too_short"}
 
 
-def test_what_no_person_labelled_must_look_like_text(data: Path, build) -> None:
-    """Rules that protect every source stay; a class is a person's word that the record is wanted."""
+def test_unlabelled_records_must_look_like_text(data: Path, build) -> None:
+    """Rules that protect every source apply. A class label means that a person wanted the record."""
     odd = ["👍👍👍 :-) !!!", "same\n" * 20, "0.125 3e-5;" * 300]
     (data / "a.jsonl").write_text("".join(json.dumps({"text": text, "kind": "x"}) + "\n" for text in [prose(1), *odd]))
     source = {"name": "s", "format": "jsonl", "paths": [str(data)]}

@@ -1,4 +1,4 @@
-"""Steps of a user over all documents: found next to the recipe, counted, named in errors, and the same in workers."""
+"""A user's steps over all documents: found next to the recipe, counted, named in errors, and equal in workers."""
 
 from __future__ import annotations
 
@@ -135,9 +135,7 @@ def test_near_duplicates_by_another_signature(files: Path) -> None:
         (STEPS, 'use = "mine:HostLimit"\nlimits = 4', InputError, "corpus.steps.HostLimit.limits: .*limit"),
     ],
 )  # fmt: skip
-def test_a_step_that_cannot_work_is_named(
-    files: Path, code: str, steps: str, error: type[Exception], place: str
-) -> None:
+def test_an_unusable_step_is_named(files: Path, code: str, steps: str, error: type[Exception], place: str) -> None:
     (files / "mine.py").write_text(code)
     with pytest.raises(error, match=place):
         built(files, f"[[corpus.steps]]\n{steps}\n")

@@ -1,4 +1,4 @@
-"""Compressed files: all that can be decoded is, damage is named, and nothing expands without end."""
+"""Compressed files: everything decodable is decoded, damage is reported, and expansion is bounded."""
 
 import bz2
 import collections
@@ -24,7 +24,7 @@ TEXT = " ".join(map(str, range(400_000))).encode()
 
 
 def all_of(data: bytes, compression: str) -> tuple[bytes, str]:
-    """What was decoded, and the damage."""
+    """Return the decoded bytes and the damage."""
     content, decoded = InflatedFile(io.BytesIO(data), compression), b""
     try:
         while block := content.read(1 << 20):
@@ -35,7 +35,7 @@ def all_of(data: bytes, compression: str) -> tuple[bytes, str]:
 
 
 @pytest.mark.parametrize("compression", PACK)
-def test_members_follow_each_other(compression: str) -> None:
+def test_concatenated_members_are_decoded(compression: str) -> None:
     pack = PACK[compression]
     data = pack(b"one ") + pack(b"") + bytes(1000) + pack(TEXT) + pack(b"\nend")
     assert all_of(data, compression) == (b"one " + TEXT + b"\nend", "")
@@ -50,12 +50,12 @@ def test_skippable_frames_and_large_windows_of_zstandard_are_read() -> None:
     skip = b"\x50\x2a\x4d\x18\x05\0\0\0hello"
     assert all_of(skip + zstandard.compress(b"one") + skip + zstandard.compress(b"two"), "zstd") == (b"onetwo", "")
     block = ((1000 << 3) | 1).to_bytes(3, "little") + TEXT[:1000]
-    for power in (27, 30, 31):  # as of `zstd --long=31`: no size of the content, and one raw block (RFC 8878, 3.1.1)
+    for power in (27, 30, 31):  # as written by `zstd --long=31`: no content size, and one raw block (RFC 8878, 3.1.1)
         assert all_of(b"\x28\xb5\x2f\xfd\0" + bytes([(power - 10) << 3]) + block, "zstd") == (TEXT[:1000], "")
 
 
 @pytest.mark.parametrize("compression", PACK)
-def test_what_was_decoded_before_a_damage_is_kept(compression: str) -> None:
+def test_data_decoded_before_damage_is_kept(compression: str) -> None:
     data = PACK[compression](TEXT)
     middle = len(data) // 2
     broken = data[:middle] + bytes(byte ^ 0x55 for byte in data[middle : middle + 40]) + data[middle + 40 :]
@@ -69,13 +69,13 @@ def test_what_was_decoded_before_a_damage_is_kept(compression: str) -> None:
         decoded, damage = all_of(damaged, compression)
         assert problem in damage
         assert decoded.startswith(before) or damaged == GARBAGE
-    broken = data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]  # a checksum, or the place of one
+    broken = data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]  # a checksum, or its position
     assert all_of(broken, compression)[1]
 
 
 @pytest.mark.parametrize("compression", PACK)
 @pytest.mark.fault(30)
-def test_a_bomb_is_cut_off_in_bounded_memory(compression: str) -> None:
+def test_a_decompression_bomb_is_stopped_in_bounded_memory(compression: str) -> None:
     content = InflatedFile(io.BytesIO(PACK[compression](bytes(120_000_000))), compression)
     tracemalloc.start()
     with pytest.raises(Damaged, match="expands more than 100 times"):

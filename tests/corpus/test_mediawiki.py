@@ -1,4 +1,4 @@
-"""Wiki dumps: pages become articles, however the dump is packed; damage costs a page, and is named."""
+"""Wiki dumps: pages become articles in any packing, and damage affects one page and is reported."""
 
 import bz2
 import io
@@ -20,7 +20,7 @@ def read(data: bytes, compression: str = "", end: int | None = None) -> list[Doc
     return list(read_dump(io.BufferedReader(InflatedFile(file, compression)) if compression else file, end, 4_000_000))
 
 
-def test_articles() -> None:
+def test_pages_become_articles() -> None:
     data = dump(page(1), page(2, "&lt;b&gt;Bold&lt;/b&gt; &amp;amp; [[link]]"))
     first, second = read(data)
     assert (first.text, second.text) == (prose(1, 40), "Bold & link")
@@ -30,7 +30,7 @@ def test_articles() -> None:
     assert [record.text for record in read(headless)] == [prose(number, 40) for number in range(3)]
 
 
-def test_what_is_no_article_is_counted() -> None:
+def test_pages_that_are_not_articles_are_counted() -> None:
     redirect = page(3, "#REDIRECT [[Title 1]]", more='    <redirect title="Title 1" />\n')
     module = page(4).replace("<model>wikitext<", "<model>Scribunto<")
     german = page(6, "#WEITERLEITUNG [[Title 1]]")
@@ -41,7 +41,7 @@ def test_what_is_no_article_is_counted() -> None:
     assert found[1].detail == "Title 3 -> Title 1"
 
 
-def test_links_to_files_and_categories_are_those_of_the_dump() -> None:
+def test_links_to_files_and_categories_use_the_dumps_namespaces() -> None:
     names = (
         '<namespace key="6" case="first-letter">Lêer</namespace><namespace key="14" case="x">Kat &amp; x</namespace>'
     )
@@ -53,7 +53,7 @@ def test_links_to_files_and_categories_are_those_of_the_dump() -> None:
         assert read(data, compression)[0].text == prose(1, 20) + " Onbekend: Cats"
 
 
-def test_of_a_history_the_last_revision_stays() -> None:
+def test_the_last_revision_of_a_history_is_kept() -> None:
     older = "    <revision><id>1</id><text>the older text</text></revision>\n"
     (record,) = read(dump(page(1, more=older)))
     assert record.text == prose(1, 40)
@@ -71,7 +71,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_damaged_page_costs_one(bad: str) -> None:
+def test_a_damaged_page_loses_only_itself(bad: str) -> None:
     damaged, reason = BAD[bad]
     data = (HEAD + page(1) + damaged + page(2) + page(3) + "</mediawiki>").encode(errors="surrogateescape")
     found = read(data)
@@ -101,7 +101,7 @@ def test_memory_does_not_grow_with_the_dump() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     many = (HEAD + "".join(map(page, range(5_000))) + "</mediawiki>").encode()
-    pages = read_dump(io.BytesIO(many), None, 10)  # too long, all of them: nothing is parsed
+    pages = read_dump(io.BytesIO(many), None, 10)  # all too long, so nothing is parsed
     next(pages)
     before = resident()
     assert sum(1 for _ in itertools.islice(pages, 4_990)) == 4_990
@@ -109,19 +109,19 @@ def test_memory_does_not_grow_with_the_dump() -> None:
 
 
 def multistream(pages_each: int) -> bytes:
-    """As Wikipedia packs it: the head, some pages a stream, the end."""
+    """Pack like Wikipedia: the head, some pages per stream, the end."""
     parts = ["".join(map(page, range(n, n + pages_each))) for n in range(0, 60, pages_each)]
     return b"".join(bz2.compress(part.encode()) for part in [HEAD, *parts, "</mediawiki>"])
 
 
 def in_blocks(size: int) -> bytes:
-    """As a parallel packer does it: streams that end anywhere."""
+    """Pack like a parallel compressor: streams that end anywhere."""
     data = dump(*map(page, range(60)))
     return b"".join(bz2.compress(data[start : start + size]) for start in range(0, len(data), size))
 
 
 @pytest.mark.parametrize("data", [multistream(6), in_blocks(137)], ids=["pages", "blocks"])
-def test_streams_follow_each_other(data: bytes) -> None:
+def test_concatenated_streams_are_read(data: bytes) -> None:
     whole = read(data, "bzip2")
     assert [record.text for record in whole] == [prose(number, 40) for number in range(60)]
     assert len({record.key for record in whole}) == 60
@@ -130,7 +130,7 @@ def test_streams_follow_each_other(data: bytes) -> None:
     assert 19 <= len(some) <= 21
 
 
-def test_damage_to_a_stream_costs_what_is_behind_it() -> None:
+def test_damage_to_a_stream_loses_only_the_rest_of_it() -> None:
     data = multistream(6)
     starts = [at for at in range(len(data)) if data[at : at + 10] == b"BZh91AY&SY"]
     broken = bytearray(data)
@@ -141,7 +141,7 @@ def test_damage_to_a_stream_costs_what_is_behind_it() -> None:
         next(pages)
 
 
-def test_what_is_no_dump_in_utf_8_is_counted() -> None:
+def test_invalid_or_non_utf8_dumps_are_counted() -> None:
     wiki = "<mediawiki>\n<page><title>A</title><ns>0</ns><id>1</id></page>\n</mediawiki>"
     for raw in (wiki.encode("utf-16"), b"<rss><item>text</item></rss>"):
         for data, compression in ((raw, ""), (bz2.compress(raw), "bzip2")):

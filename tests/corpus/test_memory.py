@@ -1,4 +1,4 @@
-"""Memory is bounded by how the work is cut, not by the input: more text than the limit goes through, under the limit."""
+"""Memory depends on the split of the work, not on the input: text larger than the limit is processed within the limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corpus_samples import prose
 
 TEXT_BYTES = 256 << 20
 LIMIT_BYTES = 192 << 20
-"""Of one process, without the mapped files of libraries, of which kernels count differently many pages."""
+"""Limit of one process, without mapped library files, of which kernels count different numbers of pages."""
 
 PROGRAM = """
 import sys
@@ -37,12 +37,12 @@ print(done["documents_in"], done["documents_kept"], int(status["VmHWM:"]) - int(
 @pytest.mark.long
 @pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_text_of_the_limit_s_size_goes_through(data: Path, tmp_path: Path) -> None:
+def test_text_larger_than_the_limit_is_processed_within_it(data: Path, tmp_path: Path) -> None:
     base = [prose(number, 4000).replace("\n", "NEWLINE") for number in range(40)]
     documents = written = 0
     with open(data / "a.jsonl", "w") as file:
         while written < TEXT_BYTES:
-            # Another text each time at no cost: the words stay, a number goes into every line.
+            # A cheap way to make different texts: the words stay, a number goes into every line.
             text = base[documents % len(base)].replace("NEWLINE", f" {documents}\\n")
             written += file.write('{"text": "' + text + '"}\n')
             documents += 1
@@ -51,7 +51,7 @@ def test_text_of_the_limit_s_size_goes_through(data: Path, tmp_path: Path) -> No
         f"[[corpus.sources]]\nname = 's'\nformat = 'jsonl'\npaths = [{json.dumps(str(data))}]\n"
     )
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
-    # The allocators that keep freed memory for later are off: they add 40 to 90 MB that differ from run to run.
+    # Allocators that keep freed memory are off: they add 40 to 90 MB that vary between runs.
     allocator = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **allocator}
     done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, env=environment, check=True)

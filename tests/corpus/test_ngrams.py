@@ -14,7 +14,7 @@ LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀ガカﾞ½�
 
 
 def gram_hashes(text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The hash of each n-gram of `length` words, and its first character and the one after its last: (n-grams, 2)."""
+    """Return the hash of each n-gram of `length` words with its first and end character: (n-grams, 2)."""
     hashes, spans = folded_words(text)
     count = hash_ngrams(hashes, len(hashes), length, hashes)
     return hashes[:count], np.stack([spans[:count, 0], spans[len(spans) - count :, 1]], axis=1)
@@ -25,7 +25,7 @@ def alone(letter: str) -> bool:
 
 
 def words(text: str) -> list[tuple[str, int, int]]:
-    """What a word is, said plainly: the reference for the compiled pass."""
+    """Return the words by their plain definition, as a reference for the compiled pass."""
     found: list[tuple[str, int, int]] = []
     for place, character in enumerate(text):
         whole = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
@@ -52,7 +52,7 @@ def words(text: str) -> list[tuple[str, int, int]]:
         ("㍿" * 3, ["株", "式", "会", "社"] * 3), ("", []), ("...", []),
     ],
 )  # fmt: skip
-def test_what_a_word_is(text: str, expected: list[str]) -> None:
+def test_words_equal_their_definition(text: str, expected: list[str]) -> None:
     assert [word for word, _, _ in words(text)] == expected
     assert len(folded_words(text)[0]) == len(expected)
 
@@ -71,7 +71,7 @@ def test_equal_grams_and_no_others_have_equal_hashes(text: str, length: int) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(LETTERS, LETTERS)
-def test_what_is_found_is_what_both_hold(kept: str, text: str) -> None:
+def test_found_ngrams_are_those_in_both_texts(kept: str, text: str) -> None:
     lengths = (2, 3)
     hashes = np.unique(np.concatenate([gram_hashes(kept, length)[0] for length in lengths]))
     found, spans = find(text, np.array(lengths, dtype=np.int64), *table(hashes))
@@ -87,6 +87,6 @@ def test_what_is_found_is_what_both_hold(kept: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 20_000_000, "a " * 5_000_000, "é" * 5_000_000, "\0" * 5_000_000, "\ud800 x"])
-def test_hostile_text(text: str) -> None:
+def test_extreme_text_takes_linear_time(text: str) -> None:
     slots = table(gram_hashes("one two three", 3)[0])
     assert len(find(text, np.array([3], dtype=np.int64), *slots)[0]) == 0

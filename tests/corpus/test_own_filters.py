@@ -1,4 +1,4 @@
-"""Filters of a recipe: the one of docs/how-to/own-filter.md in every engine, what they count, and how they fail."""
+"""Filters of a recipe: the one of docs/how-to/own-filter.md in every engine, its counts, and failures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def statistics(project: Path) -> dict[str, Any]:
 
 
 def failure(project: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
-    """The error of a build, which leaves nothing behind."""
+    """Return the error of a build, which leaves nothing behind."""
     assert run_command(["corpus", str(project / "my.toml"), *arguments]) == code
     assert not (project / "runs" / "t" / "corpus").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
@@ -88,7 +88,7 @@ def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
     assert found["reasons"]["long_words.share"]["meaning"].startswith("Reject documents with too many long words")
     page = report.write(RunDirectory(project / "runs" / "t")).read_text()
     assert "long words" in page
-    # worker processes, and an array of Slurm's
+    # worker processes, and a Slurm job array
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
@@ -103,7 +103,7 @@ def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
 
 @pytest.mark.long
 def test_the_filter_of_the_page_on_ray(project: Path) -> None:
-    """As a command of its own, whose workers are handed the file and its hash."""
+    """Run as a separate command whose workers receive the file and its hash."""
     pytest.importorskip("ray")
     assert run_command(["corpus", "my.toml"]) == 0
     environment = {name: value for name, value in os.environ.items() if name != extensions.TRUSTED}
@@ -142,7 +142,7 @@ def test_a_sample_shows_what_it_rejects(project: Path, capsys: pytest.CaptureFix
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failure_inside_stops_the_stage(
+def test_a_failure_in_a_filter_stops_the_stage(
     project: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_a_failure_inside_stops_the_stage(
     what: str,
     workers: int,
 ) -> None:
-    """With file, line, class, method and document; the same command resumes once the file is corrected."""
+    """Errors name file, line, class, method and document; the same command resumes once the file is corrected."""
     if workers == 2:
         cut_finely(monkeypatch)
         monkeypatch.setattr(worker, "SMALL_BYTES", 0)
@@ -166,7 +166,7 @@ def test_a_failure_inside_stops_the_stage(
 
 
 @pytest.mark.parametrize("name", ["rules", "quality", "read", "too_short", "exact_duplicate", "gopher_quality"])
-def test_a_name_that_clashes(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_clashing_filter_name_is_an_error(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text = (project / "long_words.py").read_text().replace("max_share: float", f"name = {name!r}\n    max_share: float")
     (project / "long_words.py").write_text(
         text.replace("name =", "name: ClassVar[str] =").replace(
@@ -177,7 +177,7 @@ def test_a_name_that_clashes(project: Path, capsys: pytest.CaptureFixture[str], 
     assert f"{project}/long_words.py: LongWords" in said and repr(name) in said
 
 
-def test_mistakes_of_a_recipe_are_found_before_anything_is_read(
+def test_mistakes_in_a_recipe_are_found_before_anything_is_read(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = (project / "my.toml").read_text()
@@ -189,7 +189,7 @@ def test_mistakes_of_a_recipe_are_found_before_anything_is_read(
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) & set(RULES)))
-def test_published_sets_decide_as_the_rules_do(name: str) -> None:
+def test_published_rule_sets_as_filters_decide_like_the_rules(name: str) -> None:
     kept = make("filters", name, {})
     for seed in range(40):
         text = "\n".join([*([prose(seed % 7, 20)] * (seed % 5)), "The end of it. " * (seed % 3), "{x}; " * (seed % 4)])

@@ -1,4 +1,4 @@
-"""Readers of a recipe: the one of docs/how-to/own-reader.md in every engine, and how they fail."""
+"""Readers of a recipe: the one of docs/how-to/own-reader.md in every engine, and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def subtitles(number: int) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The reader and the recipe of the page, with 20 films, of which one is damaged and one compressed."""
+    """The reader and the recipe of the page, with 20 films, one damaged and one compressed."""
     monkeypatch.setenv(extensions.TRUSTED, "{}")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "subtitles.py").write_text(READER)
@@ -58,7 +58,7 @@ def change(project: Path, old: str, new: str, name: str = "subtitles.py") -> Non
 
 
 def failure(project: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
-    """The error of a build, which leaves nothing behind."""
+    """Return the error of a build, which leaves nothing behind."""
     assert run_command(["corpus", "films.toml", *arguments]) == code
     assert not (project / "runs" / "t" / "corpus").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
@@ -82,14 +82,18 @@ def test_the_reader_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
         monkeypatch.setattr(slurm, name, value)
     monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'cluster')}:{os.environ['PATH']}")
     for engine in ("local", "slurm"):
-        keys = [f"corpus.engine={engine}", "corpus.workers=2", f"run.dir={engine}"]  # else the corpus would be shared
+        keys = [
+            f"corpus.engine={engine}",
+            "corpus.workers=2",
+            f"run.dir={engine}",
+        ]  # otherwise the corpus would be shared
         assert run_command(["corpus", "films.toml", *(word for key in keys for word in ("--set", key))]) == 0
         folder = project / engine / "t" / "corpus"
         assert [pq.read_table(folder / kind).to_pylist() for kind in ("documents", "rejected")] == [*expected]
     assert "sbatch" in (project / "cluster" / "calls").read_text()
 
 
-def test_a_setting_and_a_change_of_the_class_make_another_corpus(project: Path) -> None:
+def test_another_setting_or_class_makes_another_corpus(project: Path) -> None:
     assert run_command(["corpus", "films.toml", "--set", "corpus.sources.films.reader={}"]) == 0
     assert not any("[music]" in row["text"] for row in rows(project, "documents"))
     change(project, 'line[:1] != "["', "True")
@@ -114,7 +118,7 @@ def test_parts_of_a_file_are_read_independently(project: Path) -> None:
     assert len(rows(project, "documents")) == 40
 
 
-FAULTS = {  # of the code: (old, new, exit code, what the error names)
+FAULTS = {  # changes of the code: (old, new, exit code, name in the error)
     "a fault": ("spoken = []", "spoken = None", 1, ["subtitles.py, line", "Subtitles.read: TypeError", "films/"]),
     "no document": ("yield Document", "yield dict", 1, ["subtitles.py", "Subtitles.read", "not Document", "films/"]),
     "a key twice": ("        yield", "        for _ in range(2): yield", 1, ["Subtitles.read", "key", "films/"]),
@@ -150,7 +154,7 @@ def test_a_fault_of_the_class_is_one_error_that_names_it(
         ("text_key", "['a', 'b']", "text_key"),
     ],
 )
-def test_keys_that_do_not_fit_are_named(
+def test_invalid_keys_are_named(
     key: str, value: str, named: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert named in failure(project, capsys, "--set", f"corpus.sources.films.{key}={value}", code=2)

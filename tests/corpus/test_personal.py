@@ -25,7 +25,7 @@ LABELLED = [(kind, line) for kind, block in LINES.items() for line in block.stri
 
 
 @pytest.mark.parametrize(("kind", "line"), LABELLED)
-def test_lines_labelled_by_hand(kind: str, line: str) -> None:
+def test_manually_labelled_lines(kind: str, line: str) -> None:
     placeholder = getattr(ALL.placeholders, kind)
     expected, number = re.subn("⟦.*?⟧", placeholder, line)
     text, counts = replace(line.replace("⟦", "").replace("⟧", ""), ALL)
@@ -33,7 +33,7 @@ def test_lines_labelled_by_hand(kind: str, line: str) -> None:
     assert counts == ({kind: number} if number else {})
 
 
-def test_only_the_kinds_asked_for() -> None:
+def test_only_the_requested_kinds_are_replaced() -> None:
     text = "jane@company.com, 536-90-4399, 82.50.72.202"
     assert replace(text, PersonalData()) == (text, {})
     found = replace(text, PersonalData(kinds=("us.ssn",)))
@@ -48,9 +48,9 @@ def test_placeholders_of_the_recipe() -> None:
     assert replace("to jane@company.com!", recipe.corpus.personal) == ("to [mail]!", {"email": 1})
 
 
-def test_few_digits_alone_are_no_number() -> None:
+def test_few_digits_are_not_a_number() -> None:
     assert list(numbers("111222333 and 1112.22.333 and 44051401359", ("nl.bsn", "pl.pesel"))) == [(14, 25), (30, 41)]
-    assert not list(numbers("version 300.1.2.3", ("nl.bsn",)))  # the validator puts zeros in front
+    assert not list(numbers("version 300.1.2.3", ("nl.bsn",)))  # the validator adds leading zeros
 
 
 @pytest.mark.parametrize("line", PHONE.strip().split("\n"))
@@ -68,23 +68,23 @@ def test_national_forms_of_phone_numbers_need_a_region() -> None:
         list(phones("212-736-5000", "XX"))
 
 
-def test_counts_and_places_in_one_text() -> None:
+def test_counts_and_positions_in_one_text() -> None:
     block = "\n".join(line for _, line in LABELLED)
     expected = {kind: sum(line.count("⟦") for other, line in LABELLED if other == kind) for kind in LINES}
     text, counts = replace(block.replace("⟦", "").replace("⟧", ""), ALL)
     assert counts == expected
     assert text.split("\n")[0] == "Write to <EMAIL> for details."
-    assert replace(text, ALL) == (text, {})  # a second time finds nothing
+    assert replace(text, ALL) == (text, {})  # a second pass finds nothing
 
 
-def test_what_overlaps_is_replaced_once_and_by_what_proves_more() -> None:
-    # The beginning of this IBAN's digits could be a card's.
+def test_overlapping_matches_are_replaced_once_by_the_stronger_one() -> None:
+    # The first digits of this IBAN could be those of a card.
     assert replace("DE89370400440532013000", ALL)[1] == {"iban": 1}
     assert replace("tel 4111 1111 1111 1111", ALL) == ("tel <CARD>", {"card": 1})
     assert replace("12345678Z@company.com", ALL)[1] == {"email": 1}
 
 
-def test_public_is_what_the_standard_library_calls_global() -> None:
+def test_public_addresses_are_those_the_standard_library_calls_global() -> None:
     generator = random.Random(0)
     for _ in range(5000):
         parts = [generator.randrange(1, 256), *(generator.randrange(256) for _ in range(3))]
@@ -92,11 +92,11 @@ def test_public_is_what_the_standard_library_calls_global() -> None:
         address = ip_address(shown)
         public = address.is_global and not address.is_multicast
         if parts[:3] in ([192, 0, 0], [192, 88, 99]) or max(parts) < 32:
-            continue  # assignments and 6to4 relays, on which Python versions differ; and what looks like a version
+            continue  # assignments and 6to4 relays, on which Python versions differ; and text that looks like a version
         assert bool(list(addresses(f"at {shown} now"))) == public, shown
 
 
-def test_random_text_never_fails_and_keeps_what_it_does_not_name() -> None:
+def test_random_text_never_fails_and_other_text_is_kept() -> None:
     generator = random.Random(1)
     letters = string.digits * 3 + "+()-./ :@\n" * 2 + "abcDEF@" + "é日\ud800"
     for _ in range(1000):
@@ -105,7 +105,7 @@ def test_random_text_never_fails_and_keeps_what_it_does_not_name() -> None:
         assert sum(counts.values()) == len(re.findall("<[A-Z_]+>", result))
         rest = re.split("<[A-Z_]+>", result)
         position = 0
-        for part in rest:  # what is left stands in the text, in its order
+        for part in rest:  # the remaining text is in its order
             position = text.index(part, position) + len(part)
 
 
@@ -123,8 +123,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_takes_linear_time(name: str) -> None:
-    """Eight times the text takes about eight times the work; a quadratic pass would take 64 times as much."""
+def test_extreme_text_takes_linear_time(name: str) -> None:
+    """A text eight times as long takes about eight times the work; a quadratic pass would take 64 times."""
 
     def seconds(size: int) -> float:
         text = (HOSTILE[name] * size)[:size]
@@ -155,7 +155,7 @@ def test_ibans_with_right_and_wrong_digits() -> None:
 
 
 @pytest.mark.parametrize(("module", "kind"), [("phonenumbers", "phone"), ("stdnum.us.ssn", "us.ssn")])
-def test_a_package_that_is_not_installed_is_named(module: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(module: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = PersonalData(kinds=(kind,))
     personal._package.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""The whole stage: every format, every reason, determinism, errors, and what is left after a failure."""
+"""The whole stage: every format, every reason, determinism, errors, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_format(data: Path, build) -> None:
     assert found["descriptions", "data/METADATA"]["text"] == texts["about"]
     assert statistics["totals"]["documents_kept"] == len(documents) == 8
 
-    # Without a format, each file is read by its ending; what no ending tells is left out of a folder.
+    # Without a format each file is read by its ending; unknown endings in a folder are skipped.
     (data / "a.png").write_bytes(b"\x89PNG")
     (data / "settings.xml").write_text("<a/>")
     mixed = {"name": "mixed", "paths": [str(data)]}
@@ -143,7 +143,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     assert totals["bytes_in"] == size
 
 
-def test_columns_and_order(data: Path, run: RunDirectory, build) -> None:
+def test_columns_and_order_of_documents(data: Path, run: RunDirectory, build) -> None:
     fill(data)
     (data / "short.txt").write_text("x")
     last, first = source(data / "1*.txt"), source(data / "[2-9]*.txt", data / "short.txt")
@@ -156,14 +156,14 @@ def test_columns_and_order(data: Path, run: RunDirectory, build) -> None:
     assert sorted(path.name for path in run.corpus.iterdir()) == names
 
 
-def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_are_byte_for_byte_equal(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "PARTITION_BYTES", (2000, 2000))
     fill(data, 60)
     for number in range(20):
         (data / f"copy-{number}.txt").write_text(prose(number).upper())
     of = recipe(source(data))
     contents = []
-    # how the work was cut does not show either
+    # The split of the work does not change the corpus either.
     for name, buckets, run_bytes in (("one", 1, 1 << 30), ("two", 7, 1 << 30), ("runs", 7, 5000)):
         monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
         monkeypatch.setattr(partition, "RUN_BYTES", run_bytes)
@@ -181,7 +181,7 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
     assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == []
 
 
-def test_half_a_surrogate_pair_costs_one_document(data: Path, build) -> None:
+def test_half_a_surrogate_pair_rejects_one_document(data: Path, build) -> None:
     half = '{"text": "' + "x" * 300 + ' \\ud800"}'
     (data / "a.jsonl").write_text(half + "\n" + json.dumps({"text": prose(1)}))
     documents, rejected, _ = build(recipe(source(data, format="jsonl")))
@@ -199,7 +199,7 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
     ("name", "content", "format"),
     [("a.txt", "short", "text"), ("a.jsonl", '{"body": "x"}\n', "jsonl"), ("a.jsonl", "", "jsonl"), ("a.parquet", "not parquet", "parquet")],
 )  # fmt: skip
-def test_a_source_of_which_nothing_is_left(data: Path, run: RunDirectory, name: str, content: str, format: str) -> None:
+def test_a_source_without_kept_documents(data: Path, run: RunDirectory, name: str, content: str, format: str) -> None:
     (data / name).write_text(content)
     fill(data, 1)
     sources = [{**source(data / "0.txt"), "name": "fine"}, source(data / name, format=format)]
@@ -210,7 +210,7 @@ def test_a_source_of_which_nothing_is_left(data: Path, run: RunDirectory, name: 
 
 
 def loses(kind: str) -> tuple[object, str, object]:
-    """A fault that loses a document or a count on the way, as arguments of `setattr`."""
+    """Faults that lose a document or a count, as arguments of `setattr`."""
     read, look, part = TextReader.read, pq.ParquetFile.read_row_group, global_steps.BucketPart.__call__
     count = Tally.count
     return {
@@ -248,7 +248,7 @@ def test_a_lost_document_fails_the_stage(
     assert not run.corpus.exists()
 
 
-def test_a_step_that_fails_costs_its_document() -> None:
+def test_a_failing_step_rejects_its_document() -> None:
     class Odd(CleaningStep):
         """A step with a fault."""
 
@@ -267,7 +267,7 @@ def test_a_step_that_fails_costs_its_document() -> None:
 
 
 @pytest.mark.parametrize("keep", ["excerpt", "text", "none"])
-def test_what_is_kept_of_rejected_documents(data: Path, build, keep: str) -> None:
+def test_stored_parts_of_rejected_documents(data: Path, build, keep: str) -> None:
     (data / "a.txt").write_text(prose(1))
     (data / "copy.txt").write_text(prose(1))
     (data / "long.txt").write_text("0.25, 3e-5; " * 200)

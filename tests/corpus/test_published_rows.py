@@ -1,4 +1,4 @@
-"""Rows are found by identity, and what is found is what stands in the Parquet files."""
+"""Rows are found by identity and equal those of the Parquet files."""
 
 from pathlib import Path
 

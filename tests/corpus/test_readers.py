@@ -33,7 +33,7 @@ def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
     assert (record.reason, record.detail) == ("not_utf8", "byte 0xff at 5; probably cp1252")
 
 
-def test_a_file_too_long_to_pass_is_not_read(data: Path) -> None:
+def test_a_file_that_is_too_long_is_not_read(data: Path) -> None:
     path = data / "a.txt"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -67,7 +67,7 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:20])
 @pytest.mark.fault(24)
-def test_a_bad_line_costs_one_record(data: Path, line: bytes) -> None:
+def test_a_bad_line_rejects_one_record(data: Path, line: bytes) -> None:
     path = data / "a.jsonl"
     path.write_bytes(b'{"text": "before"}\n' + line + b'\n\n{"text": "after"}')
     found = records(path, "jsonl")
@@ -97,7 +97,7 @@ def test_ranges_read_each_line_once(data: Path, length: int) -> None:
     assert len(whole) == 50
 
 
-def test_a_line_over_the_limit_costs_one_record(data: Path) -> None:
+def test_a_line_over_the_limit_rejects_one_record(data: Path) -> None:
     path, length = data / "a.jsonl", json_records.MAX_RECORD_BYTES + 5000
     path.write_bytes(b'{"text": "a"}\n' + b"x" * length + b'\n{"text": "b"}\n')
     found = records(path, "jsonl")

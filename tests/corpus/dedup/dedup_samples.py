@@ -1,4 +1,4 @@
-"""Documents with edits of known Jaccard, the search for duplicates among them, and the same decisions by brute force."""
+"""Documents with edits of known Jaccard, a search for duplicates among them, and a brute-force reference."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def document(key: int | str, text: str, source: str = "s", **more: Any) -> Docum
 
 
 class Verdict(NamedTuple):
-    """What became of a document."""
+    """Decision about a document."""
 
     kind: int  # KEPT, EXACT or NEAR
-    keeper: str  # identity of what stays; its own where it is kept
+    keeper: str  # identity of the kept document; its own if it is kept
     similarity: float
-    corpus: str | None = None  # the earlier one of what stays instead
+    corpus: str | None = None  # the earlier corpus of the kept document
 
 
 def search(
     documents: Sequence[Document] | pa.Table, settings: Dedup, folder: Path, sources: Sequence[str] = (),
     size: int = 1000, perform: Perform = perform_here,
 ) -> tuple[dict[str, Verdict], dict[str, Any]]:  # fmt: skip
-    """The verdict on each document by identity, and the statistics; the documents are in parts of `size`."""
+    """Return the verdict on each document by identity, and the statistics, with documents in parts of `size`."""
     table = documents if isinstance(documents, pa.Table) else pa.Table.from_pylist(list(documents))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -77,7 +77,7 @@ def search(
 
 
 def edited(words: list[str], changes: int, draw: random.Random) -> list[str]:
-    """Words, with some replaced by words that stand nowhere else."""
+    """Return the words with some replaced by words that occur nowhere else."""
     changed = list(words)
     for place in draw.sample(range(len(words)), changes):
         changed[place] = f"x{draw.getrandbits(48):x}"
@@ -95,7 +95,7 @@ def jaccard(left: str, right: str, length: int = 5) -> float:
 
 
 def all_pairs_components(texts: list[str], least: float) -> list[int]:
-    """The smallest number of each text's component, when all pairs of at least that Jaccard are linked."""
+    """Return for each text the smallest number in its component, with all pairs of at least that Jaccard linked."""
     component = list(range(len(texts)))
 
     def root(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Memory of 300,000 documents, measured in a process of its own."""
+"""Memory of deduplicating 300,000 documents, measured in a separate process."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ print(before, peak(), found["statistics"]["removed"]["near"])
 @pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_many_documents_take_no_more_than_memory_mib() -> None:
-    """Whatever the number of documents: `memory_mib` for a range of keys, and 16 MiB for the allocator."""
+    """For any number of documents: `memory_mib` for a key range, and 16 MiB for the allocator."""
     done = subprocess.run([sys.executable, "-c", CODE, str(NUM_DOCUMENTS)], capture_output=True, text=True, check=True)
     before, peak, removed = done.stdout.split()
     assert int(removed) == NUM_DOCUMENTS // 40

@@ -1,4 +1,4 @@
-"""Verdicts on documents from anywhere: against brute force, in any order, by every rule of what stays."""
+"""Verdicts on documents, compared with brute force: in any order, and with every rule for what is kept."""
 
 import random
 import unicodedata
@@ -22,11 +22,11 @@ from bessemer.recipe import Dedup
 from bessemer.run_tasks.task import Task
 
 SENSITIVE = {"bands": 40, "rows": 4}
-"""Finds a Jaccard of 0.6 with 99.6% and one of 0.75 always: what brute force finds, it has to find."""
+"""Settings that find a Jaccard of 0.6 with 99.6% and 0.75 always, and so everything that brute force finds."""
 
 
 def families(seed: int, num_families: int = 12, num_words: int = 120) -> list[Document]:
-    """Families of texts that drift apart: each is an edit of one before it."""
+    """Return families of texts that drift apart: each text is an edit of an earlier one."""
     draw = random.Random(seed)
     documents: list[Document] = []
     for family in range(num_families):
@@ -40,8 +40,8 @@ def families(seed: int, num_families: int = 12, num_words: int = 120) -> list[Do
 
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bool, tmp_path: Path) -> None:
-    """Taken from the longest on, a document stays unless it is alike to one that stays already; earlier ones stay first."""
+def test_removed_documents_equal_those_of_brute_force(seed: int, earlier: bool, tmp_path: Path) -> None:
+    """From the longest document on, keep it unless it is similar to a kept one; earlier documents come first."""
     documents = families(seed)
     before = documents[::5] if earlier else []
     now = [row for row in documents if row not in before]
@@ -66,8 +66,8 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
         assert found[name][2] == pytest.approx(jaccard(texts[found[name][1]], texts[name]), abs=1e-4)
 
 
-def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Path) -> None:
-    """Pairs that nothing else holds together; 20 bands of 7 miss 0.9% of them at 0.8 and fewer above."""
+def test_the_default_finds_99_percent_of_pairs_from_0_8_on_and_no_others(tmp_path: Path) -> None:
+    """Pairs linked by nothing else; 20 bands of 7 miss 0.9% of them at 0.8 and fewer above."""
     draw = random.Random(0)
     documents, truth = [], {}
     for seed in range(600):
@@ -101,7 +101,7 @@ def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
 def test_many_ranges_change_nothing(
     verify: bool, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order."""
+    """One large bucket of similar and different texts; keys, hashes and edges in many ranges and groups, tasks in any order."""
     base = prose(1, 100).split()
     draw = random.Random(0)
     documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)] + families(1)
@@ -128,10 +128,10 @@ def test_many_ranges_change_nothing(
     assert {path.name for path in (tmp_path / "work" / "duplicates").iterdir()} == {"result", "verdicts"}
 
 
-def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
+def test_a_member_that_differs_from_the_first_of_its_bucket_is_still_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One bucket for each band, whose first member is unlike all others."""
+    """One bucket per band, whose first member differs from all others."""
 
     def equal_keys(values: np.ndarray, rows: int, salts: np.ndarray, keys: np.ndarray) -> None:
         keys[:] = np.arange(len(keys))[:, None]
@@ -149,7 +149,7 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
 
 
 def one_group(keep: str, tmp_path: Path, exact: bool = False) -> tuple[Document, list[Document]]:
-    """Which of three like documents stays."""
+    """Return which of three similar documents is kept."""
     base = prose(1).split()
     draw = random.Random(0)
     texts = [" ".join(base)] * 3 if exact else [" ".join(edited(base, 1, draw)) for _ in range(3)]
@@ -167,11 +167,11 @@ def one_group(keep: str, tmp_path: Path, exact: bool = False) -> tuple[Document,
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("keep", "source"), [("quality", "books"), ("first-source", "wiki")])
-def test_which_copy_stays_is_by_rule(keep: str, source: str, exact: bool, tmp_path: Path) -> None:
+def test_the_rule_chooses_the_kept_copy(keep: str, source: str, exact: bool, tmp_path: Path) -> None:
     assert one_group(keep, tmp_path, exact)[0]["source"] == source
 
 
-def test_the_longest_stays_and_of_equal_texts_the_smallest_identity(tmp_path: Path) -> None:
+def test_the_longest_is_kept_and_among_equals_the_smallest_identity(tmp_path: Path) -> None:
     assert one_group("longest", tmp_path)[0]["source"] == "web"
     kept, documents = one_group("longest", tmp_path, exact=True)
     assert kept["identity"] == min(row["identity"] for row in documents)
@@ -199,7 +199,7 @@ def test_within_a_source_or_a_crawl_only(tmp_path: Path) -> None:
     assert sorted(row["path"][2:17] for row in kept["crawl"]) == ["CC-MAIN-2024-10", "CC-MAIN-2024-18"]
 
 
-def test_an_identity_that_occurs_twice_is_named(tmp_path: Path) -> None:
+def test_a_repeated_identity_is_named(tmp_path: Path) -> None:
     row = document(1, prose(1))
     with pytest.raises(InputError, match=row["identity"]):
         search([row, document(2, prose(2)), row], Dedup(), tmp_path / "work")
@@ -213,8 +213,8 @@ def test_no_documents_and_texts_without_a_shingle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["corpus/documents", "documents", "."])
-def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
-    """Whatever stands there goes, exact or near, even when the new one is longer; a new identity may be an old one."""
+def test_documents_of_an_earlier_corpus_are_kept(layout: str, tmp_path: Path) -> None:
+    """Duplicates of an earlier corpus are removed, exact or near, even if longer; a new identity may equal an old one."""
     base, draw = prose(1).split(), random.Random(0)
     old = [document("same", prose(7)), document("old", " ".join(base)), document("alone", prose(8))]
     old += [document("twin", prose(8)), document("other form", unicodedata.normalize("NFD", prose(10) + " vorüber"))]
@@ -243,7 +243,7 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
     assert (counts["documents"], counts["removed"]) == (5, {"exact": 3, "near": 1})
 
 
-def test_an_earlier_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_earlier_corpus_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no corpus"):
         search([document(1, prose(1))], Dedup(against=(str(tmp_path / "nothing"),)), tmp_path / "work")
 
@@ -266,7 +266,7 @@ def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
     assert found["clusters"] == [{"documents": 2, "clusters": 1}, {"documents": 3, "clusters": 1}]
 
 
-def test_a_finished_search_is_done_again_only_where_a_verdict_is_damaged(tmp_path: Path) -> None:
+def test_a_finished_search_repeats_only_damaged_verdicts(tmp_path: Path) -> None:
     documents, folder = families(1), tmp_path / "work"
     pq.write_table(pa.Table.from_pylist(documents), tmp_path / "documents.parquet")
     part, done = ParquetPart(tmp_path / "documents.parquet"), []

@@ -1,4 +1,4 @@
-"""What a task writes for the others is what each of them reads."""
+"""Exchange of records between tasks: each task reads what the others wrote for it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Planted duplicates are found and the right copy stays, in the corpus as it is built."""
+"""Planted duplicates are found and the right copy is kept when a corpus is built."""
 
 import random
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_exact_duplicates_differ_in_case_and_space_only(data: Path, build) -> No
         assert row["detail"] == f"kept instead: {same[0]}"
 
 
-def test_near_duplicates_leave_the_longest(data: Path, build) -> None:
+def test_the_longest_of_near_duplicates_is_kept(data: Path, build) -> None:
     base = words(1)
     (data / "short.txt").write_text(lines(base[:390]))
     (data / "long.txt").write_text(lines([*base, "and", "one", "more", "line"]))
@@ -45,12 +45,12 @@ def test_near_duplicates_leave_the_longest(data: Path, build) -> None:
     documents, rejected, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
     assert {row["path"] for row in documents} == {"data/long.txt", "data/other.txt"}
     assert reasons(rejected) == {"short.txt": "near_duplicate", "middle.txt": "near_duplicate"}
-    # Of 400 five-word shingles of the longest, 386 and 396 stand in the others, which have no more.
+    # Of the 400 five-word shingles of the longest text, the others share 386 and 396 and have no others.
     shares = {row["path"]: row["detail"].partition(" (")[2] for row in rejected}
     assert shares == {"data/short.txt": "verified Jaccard 0.96)", "data/middle.txt": "verified Jaccard 0.99)"}
 
 
-def test_an_exact_duplicate_of_a_near_duplicate_points_to_what_stays(data: Path, build) -> None:
+def test_an_exact_duplicate_of_a_near_duplicate_names_the_kept_document(data: Path, build) -> None:
     base = words(1)
     (data / "a.txt").write_text(lines(base))
     (data / "b.txt").write_text(lines(base).upper())
@@ -63,7 +63,7 @@ def test_an_exact_duplicate_of_a_near_duplicate_points_to_what_stays(data: Path,
 
 @pytest.mark.parametrize("script", ["zh", "th", "bo"])
 def test_near_duplicates_of_scripts_without_spaces(data: Path, build, script: str) -> None:
-    """One character of a paragraph is changed: of the script alone, among sentences with stops, and next to English."""
+    """One character of a paragraph changes: in the script alone, among punctuated sentences, and next to English."""
     draw, texts = random.Random(script), list[str]()
     for number in range(30):
         run = "".join(draw.choices(SCRIPTS[script], k=120))
@@ -91,7 +91,7 @@ def test_each_kind_can_be_turned_off(data: Path, build, setting: str, expected: 
     assert len(documents) == expected
 
 
-def test_what_stands_in_an_earlier_run_is_dropped_and_named(data: Path, build, run, tmp_path: Path) -> None:
+def test_documents_of_an_earlier_run_are_dropped_and_named(data: Path, build, run, tmp_path: Path) -> None:
     (data / "old.txt").write_text(lines(words(1)))
     source = {"name": "s", "format": "text", "paths": [str(data)]}
     build(recipe(source))

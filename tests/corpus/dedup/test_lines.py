@@ -1,4 +1,4 @@
-"""Repeated lines go and first ones stay, wherever they are."""
+"""Repeated lines are removed and first occurrences kept, wherever they are."""
 
 import random
 import shutil
@@ -39,7 +39,7 @@ class TextPart:
 
 @pytest.fixture
 def cleaned(tmp_path: Path) -> Any:
-    """Texts in parts of `size`, without repeated lines; tasks are done in any order."""
+    """Return texts without repeated lines, in parts of `size`, with tasks in any order."""
 
     def shuffled(tasks: Sequence[Task]) -> list[dict[str, Any]]:
         for one in random.Random(0).sample(tasks, len(tasks)):
@@ -65,7 +65,7 @@ def cleaned(tmp_path: Path) -> Any:
 
 
 def without_repeats(texts: list[str], line_words: int) -> list[str]:
-    """The same with a set."""
+    """Return the same with a set, as a reference."""
     seen, out = set[tuple[str, ...]](), []
     for text in texts:
         kept = []
@@ -79,7 +79,7 @@ def without_repeats(texts: list[str], line_words: int) -> list[str]:
 
 
 @pytest.mark.parametrize("line_words", [1, 13])
-def test_the_same_as_with_a_set(line_words: int, cleaned: Any) -> None:
+def test_results_equal_those_of_a_set(line_words: int, cleaned: Any) -> None:
     draw = random.Random(0)
     lines = [line(seed, draw.choice([10, 20, 30, 60])) for seed in range(30)] + ["x", "}", "Überschrift ẞ"]
     lines += [each.upper().replace(" ", "  ") for each in lines[:5]] + [f"{lines[3]} one {lines[7]}", lines[9] + " end"]
@@ -90,14 +90,14 @@ def test_the_same_as_with_a_set(line_words: int, cleaned: Any) -> None:
         assert cleaned(texts, size, line_words=line_words) == expected
 
 
-def test_breaks_go_with_their_lines(cleaned: Any) -> None:
+def test_line_breaks_are_removed_with_their_lines(cleaned: Any) -> None:
     a, b, c = line(1), line(2), line(3)
     texts = ["\n".join((a, b)), "\n".join((a, "", c)), "\n".join((b, "x", c)), "\n".join((c, a)), f"y\n{a}\n{b}"]
     assert cleaned(texts) == ["\n".join((a, b)), "\n".join(("", c)), "x", "", "y"]
 
 
 @pytest.mark.parametrize("size", [1, 100])
-def test_an_earlier_corpus_counts_as_seen(cleaned: Any, tmp_path: Path, size: int) -> None:
+def test_lines_of_an_earlier_corpus_count_as_repeated(cleaned: Any, tmp_path: Path, size: int) -> None:
     (tmp_path / "documents").mkdir()
     twice = f"{line(1)}\n{line(3)}\n{line(1)}"
     pq.write_table(pa.table({"text": [twice]}), tmp_path / "documents" / "a.parquet")
@@ -105,7 +105,7 @@ def test_an_earlier_corpus_counts_as_seen(cleaned: Any, tmp_path: Path, size: in
     assert found == ["", line(2), f"{line(3)} end", ""]
 
 
-def test_statistics_count_what_was_cut_and_what_was_only_repeats(data: Path, build: Any) -> None:
+def test_statistics_count_removed_lines_and_documents_of_repeats_only(data: Path, build: Any) -> None:
     texts = {
         "first": f"{line(1)}\n{line(2)}\n{line(3)}",
         "second": f"{line(4)}\n{line(2)}",

@@ -20,13 +20,13 @@ def mixed(value: int) -> int:
     return value
 
 
-# a letter of a script without spaces, or a run of others
+# a letter of a script without spaces, or a run of other letters
 ALONE = r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u4e00-\u9fff\U00020000-\U000323af"
 UNIT = re.compile(rf"[{ALONE}]|[^{ALONE}\s]+")
 
 
-def by_hand(text: str, settings: Dedup) -> list[int]:
-    """The signature in Python's integers."""
+def reference_signature(text: str, settings: Dedup) -> list[int]:
+    """Return the signature computed with Python's integers."""
     if settings.shingle != "characters":
         length, tokens = settings.shingle_words, []
         for word in text.split() if settings.shingle == "words" else UNIT.findall(text):
@@ -52,7 +52,7 @@ def by_hand(text: str, settings: Dedup) -> list[int]:
     Dedup(bands=3, rows=5), Dedup(shingle_words=1), Dedup(shingle="words"), Dedup(shingle="characters"),
     Dedup(shingle="characters", shingle_characters=3, bands=20, rows=13),
 ])  # fmt: skip
-def test_as_defined(settings: Dedup) -> None:
+def test_signatures_equal_their_definition(settings: Dedup) -> None:
     texts = ["", "a", "a b c d", "one two three four five", prose(1), "Ünïcode 中文 字 😀 x " * 9, "中" * 30]
     texts += [
         "x漢x字𠀀x" * 9,
@@ -60,7 +60,7 @@ def test_as_defined(settings: Dedup) -> None:
         "गद्य कविता 한국어 글 αβγ" * 9,
     ]
     texts = [fold(text) for text in texts]
-    expected = [by_hand(text, settings) for text in texts]
+    expected = [reference_signature(text, settings) for text in texts]
     assert signatures(texts, settings).tolist() == expected
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         assert signatures(pa.array(["x", *texts], kind)[1:], settings).tolist() == expected

@@ -1,4 +1,4 @@
-"""Small buckets are searched for duplicates together: the same corpus, byte for byte, by fewer tasks."""
+"""Small buckets are deduplicated together: the same corpus, byte for byte, with fewer tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from bessemer.run.directory import RunDirectory
 
 
 @pytest.mark.parametrize("steps", ["plain", pytest.param("quality, lines", marks=pytest.mark.long)])
-def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
+def test_grouping_buckets_does_not_change_the_corpus(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
     monkeypatch.setattr(partition, "BUCKET_BYTES", 6_000)
     names = ("one", "two", "three")
     for place, name in enumerate(names):
@@ -23,7 +25,7 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         for number in range(40):
             text = prose(1000 * place + number) + f"\n\nA line of {name} that all of its texts end with."
             (data / name / f"{number}.txt").write_text(text)
-            if number % 4 == 0:  # copies and near copies, most of them in another bucket and some in another source
+            if number % 4 == 0:  # copies and near copies, most in another bucket and some in another source
                 other = data / names[(place + number) % 3]
                 other.mkdir(exist_ok=True)
                 (other / f"copy-{name}-{number}.txt").write_text(text.upper())

@@ -1,4 +1,4 @@
-"""Two kinds of made-up documents as tables."""
+"""Two kinds of generated documents as tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def document(number: int, source: str, words: list[str], extra: list[str] | None
 
 @pytest.fixture
 def documents() -> list[Document]:
-    """300 high, 300 low, and 200 of a third source that has both kinds of words."""
+    """300 high, 300 low, and 200 of a third source with both kinds of words."""
     rows = [document(number, "wiki", GOOD, BAD[:9]) for number in range(300)]
     rows += [document(number, "crawl", BAD, GOOD[:9]) for number in range(300)]
     return rows + [document(number, "blog", GOOD, BAD) for number in range(200)]
@@ -40,7 +40,7 @@ def documents() -> list[Document]:
 
 @pytest.fixture
 def tables() -> Callable[..., object]:
-    """Documents as the corpus gives them: tables of the asked columns."""
+    """Return tables of the requested columns, as the corpus passes documents to steps."""
 
     def made(rows: list[Document], at_once: int = 97) -> object:
         columns = dict(zip(("identity", "source", "text"), zip(*rows, strict=True), strict=True))

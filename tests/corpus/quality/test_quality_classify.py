@@ -1,4 +1,4 @@
-"""The classifier's whole way over a small corpus, and what it must not depend on."""
+"""The classifier end to end on a small corpus, and what must not change its decisions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Part:
 
 
 class Decided(NamedTuple):
-    """The decisions on all documents, sorted by identity."""
+    """Decisions on all documents, sorted by identity."""
 
     identities: np.ndarray
     scores: np.ndarray
@@ -62,7 +62,7 @@ class Decided(NamedTuple):
 
 
 def judged(settings: Quality, documents: list, folder: Path, at_once: int = 97) -> tuple[Decided, dict[str, Any]]:
-    """The whole way in one process, in parts of some documents of one source."""
+    """Train and classify in one process, with parts of some documents of one source."""
     size, parts = 150, []
     for name in SOURCES:
         rows = [row for row in documents if row[1] == name]
@@ -87,7 +87,7 @@ def of_source(found: Decided, documents: list, name: str) -> np.ndarray:
     return found.rows([identity for identity, source, _ in documents if source == name])
 
 
-def test_it_learns_and_filters_what_it_is_told_to(documents, tmp_path: Path) -> None:
+def test_the_classifier_learns_and_filters_the_chosen_sources(documents, tmp_path: Path) -> None:
     found, report = judged(SETTINGS, documents, tmp_path)
     assert report["held_out"]["accuracy"] > 0.9 and report["held_out"]["roc_auc"] > 0.95
     wiki, crawl = (of_source(found, documents, name) for name in ("wiki", "crawl"))
@@ -104,7 +104,7 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tmp_path: Path) -> 
     assert (found.model / "model.npy").exists()
 
 
-def test_neither_order_nor_the_cut_into_tables_matters(documents, tmp_path: Path) -> None:
+def test_order_and_table_boundaries_change_nothing(documents, tmp_path: Path) -> None:
     one, first = judged(SETTINGS, documents, tmp_path / "one")
     shuffled = random.Random(1).sample(documents, len(documents))
     two, second = judged(SETTINGS, shuffled, tmp_path / "two", at_once=61)
@@ -130,12 +130,12 @@ def test_a_share_of_the_documents_is_kept(documents, tmp_path: Path) -> None:
     assert report["use"]["threshold"] == cut and np.array_equal(found.stays[rows], found.scores[rows] >= cut)
 
 
-def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, tables) -> None:
+def test_sample_splits_are_disjoint_and_have_each_text_once(documents, tables) -> None:
     copies = [
         (hashlib.blake2b(f"copy {number}".encode(), digest_size=16).hexdigest(), source, text)
         for number, (_, source, text) in enumerate(documents[:5])
     ]
-    both = [("0" * 31 + "1", "crawl", documents[10][2])]  # a text of both sides is an example of neither
+    both = [("0" * 31 + "1", "crawl", documents[10][2])]  # a text on both sides is an example of neither
     found = draw(SETTINGS, SOURCES, tables([*documents, *copies, *both]))
     assert len(set(found.texts)) == len(found.texts)
     assert found.duplicates == 5 + 2 and documents[10][2] not in found.texts
@@ -154,7 +154,7 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     (tmp_path / "good" / "a.jsonl").write_text("\n".join([*lines[:50], *broken, *lines[50:]]))
     (tmp_path / "good" / "b.txt").write_text(good[100])
     (tmp_path / "good" / "c.txt").write_bytes(b"\xff not UTF-8")
-    (tmp_path / "good" / "d.md.gz").write_bytes(gzip.compress(good[101].encode()))  # as a source of the corpus is read
+    (tmp_path / "good" / "d.md.gz").write_bytes(gzip.compress(good[101].encode()))  # read like a source of the corpus
     (tmp_path / "good" / "e.csv").write_text(f'id,text\n1,"{good[102]}"\n')
     (tmp_path / "good" / "f.pdf").write_text("not read")
     pq.write_table(pa.table({"text": [good[103]]}), tmp_path / "good" / "g.parquet")
@@ -184,7 +184,7 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
         ({"model": "/nowhere"}, "model.json is no classifier"),
     ],
 )
-def test_what_cannot_work_is_said(documents, tmp_path: Path, change: dict, said: str) -> None:
+def test_unusable_settings_are_errors(documents, tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
         judged(SETTINGS.model_copy(update=change), documents, tmp_path)
 
@@ -192,7 +192,7 @@ def test_what_cannot_work_is_said(documents, tmp_path: Path, change: dict, said:
 RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'
 
 
-def test_paths_of_examples_are_the_recipes(tmp_path: Path) -> None:
+def test_paths_of_examples_are_relative_to_the_recipe(tmp_path: Path) -> None:
     from bessemer.recipe import load
 
     (tmp_path / "r.toml").write_text(RECIPE + 'high = ["wiki"]\nlow = ["raw.jsonl"]\nmodel = "old/run"\n')

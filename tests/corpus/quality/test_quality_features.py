@@ -1,4 +1,4 @@
-"""Rows of features against a reading in plain Python, and texts that are hard on a scanner."""
+"""Rows of features compared with plain Python, and texts that are hard for a scanner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def python_words(text: str) -> list[str]:
 
 
 def python_statistics(text: str) -> dict[int, float]:
-    """All but the share of punctuation."""
+    """Return all statistics except the share of punctuation."""
     lines = [line for line in text.split("\n") if line.strip()]
     visible = max(sum(not character.isspace() for character in text), 1)
     letters, num_lines = sum(map(str.isalpha, text)), max(len(lines), 1)
@@ -43,7 +43,7 @@ def python_statistics(text: str) -> dict[int, float]:
     }
 
 
-def test_statistics_are_those_of_a_plain_reading() -> None:
+def test_statistics_equal_those_of_plain_python() -> None:
     draw = random.Random(4)
     more = ["".join(draw.choices("aZ é0.,!-_#\n\t“”中文。Ωж\u00a0•|", k=draw.randrange(200))) for _ in range(200)]
     rows = extract([*TEXTS, *more], 10_000, 18)[:, 1 << 18 :].toarray() / STATISTICS_SCALE
@@ -55,7 +55,7 @@ def test_statistics_are_those_of_a_plain_reading() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 20])
-def test_the_bag_holds_each_word_and_pair_once(bits: int) -> None:
+def test_the_bag_has_each_word_and_pair_once(bits: int) -> None:
     found = extract(TEXTS, 10_000, bits)[:, : 1 << bits]
     for number, text in enumerate(TEXTS):
         words = python_words(text)
@@ -64,7 +64,7 @@ def test_the_bag_holds_each_word_and_pair_once(bits: int) -> None:
         assert row.data == pytest.approx(1 / max(row.nnz, 1) ** 0.5)
 
 
-def test_a_long_text_is_read_to_its_limit_and_never_within_a_character() -> None:
+def test_a_long_text_is_cut_at_its_limit_on_a_character_boundary() -> None:
     text = "word é" * 500
     for limit in range(1000, 1014):
         part = prefix(text, limit)

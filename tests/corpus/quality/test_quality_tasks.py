@@ -1,4 +1,4 @@
-"""Quality scores as tasks: no document is scored twice after a stop, and workers decide as one process does."""
+"""Quality scores as tasks: no document is scored twice after a stop, and workers decide like one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bessemer.run_tasks import run as worker
 
 @pytest.fixture
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """Two sources in several buckets, one of them with advertisements."""
+    """Write two sources in several buckets, one of them with advertisements."""
     monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
     monkeypatch.setattr(global_steps, "GROUP_BYTES", 20_000)
     for name in ("good", "raw"):
@@ -33,7 +33,7 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 
 def published(run: RunDirectory) -> dict[str, Any]:
-    """Every file of the corpus but its receipt."""
+    """Return every file of the corpus except its receipt."""
     return {
         str(path.relative_to(run.corpus)): path.read_bytes()
         for path in run.corpus.rglob("*")
@@ -71,9 +71,9 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
 
 
 @pytest.mark.long
-def test_workers_decide_as_one_process(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_decide_like_one_process(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     pipeline.build(of, one)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 100_000)  # of work less than the scores
+    monkeypatch.setattr(worker, "SMALL_BYTES", 100_000)  # for work other than scoring
     pipeline.build(of.changed(corpus={"workers": 2}), two)
     assert published(two) == published(one)

@@ -1,4 +1,4 @@
-"""What scores decide, and the draws of the sample."""
+"""Decisions from scores, and the random draws of the sample."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_uniforms_are_uniform_and_independent_of_each_other() -> None:
     assert np.histogram(found, 20, (0, 1))[0] == pytest.approx(np.full(20, 5000), rel=0.08)
     other = uniforms(names(100_000), "part", 0)
     assert abs(np.corrcoef(found, other)[0, 1]) < 0.02
-    # Identities that differ in one bit, or end in zero bytes, have nothing in common.
+    # Identities that differ in one bit, or end in zero bytes, give independent draws.
     near = np.array([bytes([number]) + bytes(15) for number in range(256)], dtype="S16")
     assert len(set(keys(near, "sample", 0).tolist())) == 256
     assert abs(np.corrcoef(uniforms(near, "sample", 0)[:-1], uniforms(near, "sample", 0)[1:])[0, 1]) < 0.2

@@ -1,4 +1,4 @@
-"""All rules together: the order, what is edited, and texts that would stop a careless rule."""
+"""All rules together: their order, their edits, and texts that break a careless rule."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_prose_is_kept_and_lines_are_edited() -> None:
     assert apply(f"a menu without an end\n{PROSE}", rules) == PROSE
 
 
-def test_what_is_too_short_after_the_edit_goes() -> None:
+def test_a_text_that_is_too_short_after_edits_is_rejected() -> None:
     sentences = "Here is a sentence. Here is one. And one more. And another one. And the last one."
     text = "a line without an end mark\n" * 9 + sentences
     assert apply(text, Rules(c4=C4(), min_unique_line_share=0.0)).reason == "too_short"
@@ -85,9 +85,9 @@ def test_every_reason_is_registered_once() -> None:
     ],
     ids=lambda text: ascii(text[:12]),
 )  # fmt: skip
-def test_texts_that_would_stop_a_careless_rule(text: str) -> None:
-    """Each set on its own, so that none is spared by an earlier one: linear time, and no exception."""
-    apply(PROSE, Rules(**OPEN, **EVERY))  # compiled
+def test_extreme_texts_take_linear_time_and_raise_nothing(text: str) -> None:
+    """Apply each set alone, so that no earlier rule protects it: linear time and no exception."""
+    apply(PROSE, Rules(**OPEN, **EVERY))  # compiled before timing
     for name, settings in EVERY.items():
         with no_quadratic_pass():
             found = apply(text, Rules(**{**OPEN, name: settings}))

@@ -23,12 +23,12 @@ GOOD = "".join(LINE.format(number) for number in range(20))
         ("the same line again\n" * 50, "repetitive"),
     ],
 )  # fmt: skip
-def test_judge(text: str, reason: str | None) -> None:
+def test_texts_are_judged_by_the_basic_rules(text: str, reason: str | None) -> None:
     verdict = judge(text, RULES)
     assert (verdict and verdict[0]) == reason
 
 
-def test_limits_are_those_of_the_recipe() -> None:
+def test_limits_come_from_the_recipe() -> None:
     short = judge("x" * 200, RULES.model_copy(update={"min_characters": 201}))
     assert short == ("too_short", "200 (limit 201) characters")
     assert judge("x" * 200, RULES) is None

@@ -1,4 +1,4 @@
-"""The compiled counts against the same counts in plain Python, on random text of many scripts."""
+"""Compiled counts compared with the same counts in plain Python, on random text in many scripts."""
 
 from __future__ import annotations
 
@@ -129,16 +129,16 @@ def test_ngrams(text: str, n: int) -> None:
         ("", 0),
         ("no mark at all", 1),
         ("One. Two! Three?", 3),
-        ("One... and two.", 1),  # ... is a word of its own and no mark
+        ("One... and two.", 1),  # ... is a word and not a mark
         ("Wait?! Yes.", 2),
         ('He said "no." Then he left.', 2),
         ("one line\nanother. And more", 3),
         ("Mr. Smith went. He came.", 2),
-        ("これは。それは。", 1),  # no space: one run, and only its end is cut off
-        ("One.  )", 2),  # white space of two blanks is a token and begins a sentence
+        ("これは。それは。", 1),  # not a space: one run, and only its end is stripped
+        ("One.  )", 2),  # two blanks are a token and begin a sentence
     ],
 )
-def test_sentences_are_those_of_spacys_sentencizer(text: str, sentences: int) -> None:
+def test_sentences_equal_those_of_spacys_sentencizer(text: str, sentences: int) -> None:
     assert Statistics(text).sentences == sentences
 
 

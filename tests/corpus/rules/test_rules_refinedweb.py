@@ -22,7 +22,7 @@ def edited(text: str, **settings: object) -> tuple[str, str | None]:
     "line",
     ["MENU AND MORE", "ABCDE def", "12345678", "3 likes", "1,024 Views!", "1.2k followers", "single", "Sign-in", "3 items in cart"],
 )  # fmt: skip
-def test_lines_that_go(line: str) -> None:
+def test_removed_lines(line: str) -> None:
     expected = "3\n" if line == "3 items in cart" else ""
     assert edited(f"{line}\n{BODY}") == (f"{expected}{BODY}", None)
 
@@ -39,11 +39,11 @@ def test_lines_that_go(line: str) -> None:
         ("sign-in " + "w " * 10 + "x", "sign-in " + "w " * 10 + "x"),  # longer than ten words
     ],
 )
-def test_lines_that_stay(line: str, left: str) -> None:
+def test_kept_lines(line: str, left: str) -> None:
     assert edited(f"{line}\n{BODY}") == (f"{left}\n{BODY}", None)
 
 
-def test_removed_words_at_both_sides() -> None:
+def test_the_share_of_removed_words_at_its_limit() -> None:
     text = "WORD IN CAPITALS HERE NOW\n" + " ".join(["prose"] * 95)
     assert edited(text) == (" ".join(["prose"] * 95), None)  # 5 of 100
     assert edited(text, max_removed_word_share=0.049)[1] == "refinedweb.removed_words"

@@ -1,4 +1,4 @@
-"""Each rule that compares with a limit at both sides of it, on texts whose values are counted by hand."""
+"""Each rule with a limit, below and above it, on texts whose values were counted manually."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETS = {
 
 
 def checked(name: str, text: str, **keys: object) -> Reject | None:
-    """What a set finds whose other limits allow anything."""
+    """Apply a rule set whose other limits allow anything."""
     anything = {
         key: 0 if key.startswith("min") else 1.0 if "share" in key else 10**9
         for key in {rule.limit for rule in RULES[name]}
@@ -37,7 +37,7 @@ def checked(name: str, text: str, **keys: object) -> Reject | None:
         ("textbook", "a\nb\ncd", "max_line_feeds_per_character", 2 / 6, "line_feeds"),
         ("textbook", "The the a A b", "min_distinct_word_share", 3 / 5, "distinct_words"),
         ("textbook", "Cookie! Click here. All rights reserved. click here", "max_boilerplate_phrases", 3, "boilerplate"),
-        ("gopher_quality", "one two ( three ) four .", "min_words", 4, "few_words"),  # punctuation is no word
+        ("gopher_quality", "one two ( three ) four .", "min_words", 4, "few_words"),  # punctuation is not a word
         ("gopher_quality", "one two ( three ) four .", "max_words", 4, "many_words"),
         ("gopher_quality", "a bb ccc , dddd", "min_mean_word_length", 2.5, "short_words"),
         ("gopher_quality", "a bb ccc , dddd", "max_mean_word_length", 2.5, "long_words"),
@@ -70,7 +70,7 @@ def checked(name: str, text: str, **keys: object) -> Reject | None:
         ("fineweb", "one two\nthree four\n", "max_line_feeds_per_word", 0.5, "line_feeds"),
     ],
 )  # fmt: skip
-def test_at_both_sides(name: str, text: str, key: str, value: float, reason: str) -> None:
+def test_each_rule_below_and_above_its_limit(name: str, text: str, key: str, value: float, reason: str) -> None:
     assert checked(name, text, **{key: value}) is None
     beyond = (1 if isinstance(value, int) else 1e-9) * (1 if key.startswith("min") else -1)
     finding = checked(name, text, **{key: value + beyond})
@@ -86,7 +86,7 @@ def test_other_stop_words() -> None:
     assert checked("gopher_quality", german, min_stop_words=3, stop_words=german_words) is None
 
 
-def test_an_empty_text_breaks_nothing_but_what_asks_for_words_or_lines() -> None:
+def test_an_empty_text_fails_only_rules_that_need_words_or_lines() -> None:
     broken = {name: check(name, Statistics(""), keys()) for name, keys in SETS.items()}
     assert {name for name, finding in broken.items() if finding is None} == {"gopher_repetition"}
     assert broken["fineweb"] == ("fineweb.terminal_lines", "no line that is not blank")

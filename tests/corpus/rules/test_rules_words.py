@@ -1,4 +1,4 @@
-"""The splitter against spaCy's own answers (blank English tokenizer, 3.8), written down, and on random text."""
+"""The word splitter compared with recorded output of spaCy (blank English tokenizer, 3.8), and on random text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split(text: str) -> list[str]:
         ("«Привет», сказал", "« Привет » , сказал"), ("مرحبا، بالعالم", "مرحبا ، بالعالم"),
     ],
 )  # fmt: skip
-def test_words_are_those_of_spacy(text: str, words: str) -> None:
+def test_words_equal_those_of_spacy(text: str, words: str) -> None:
     assert split(text) == words.split()
 
 
@@ -47,7 +47,7 @@ MIXED = st.text(
 
 
 @given(MIXED)
-def test_nothing_is_lost_and_nothing_is_invented(text: str) -> None:
+def test_words_and_white_space_join_to_the_text(text: str) -> None:
     words = split(text)
     assert "".join(words) == "".join(text.split())
     assert all(word and not any(map(str.isspace, word)) for word in words)
@@ -56,6 +56,6 @@ def test_nothing_is_lost_and_nothing_is_invented(text: str) -> None:
 @pytest.mark.parametrize("unit", ["x", "(", ".", "@", "a@", "(a)", "a-", "😀", "://a", "'s"])
 @pytest.mark.fault(24)
 def test_a_huge_word_is_split_in_linear_time(unit: str) -> None:
-    """A million characters without white space: a quadratic step would not come back."""
+    """A million characters without white space, for which a quadratic step would not finish."""
     text = unit * (1_000_000 // len(unit))
     assert "".join(split(text)) == text
