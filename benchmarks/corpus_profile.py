@@ -96,7 +96,7 @@ def profile_run(recipe: str) -> dict[str, float]:
     of = Profile()
     for module, name, stage in (
         (chain.NormaliseText, "judge", "normalising"), (chain.JudgeText, "judge", "rules"),
-        (partition, "row_of", "folding and hashing"),
+        (partition, "fold", "folding and hashing"),
         (partition, "rows_table", "tables and files"), (partition, "write_rows", "tables and files"),
         (signatures, "signatures", "signatures"), (search.DuplicateStep, "run", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),

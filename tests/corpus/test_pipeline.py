@@ -24,7 +24,6 @@ from bessemer.corpus.document import COLUMNS, REJECTED_COLUMNS, Document
 from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.chain import Chain, Tally, check_tally
 from bessemer.corpus.inputs import inputs_digest
-from bessemer.corpus.readers.formats.text import TextReader
 from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Corpus, dump
 from bessemer.run.directory import RunDirectory
@@ -211,10 +210,9 @@ def test_a_source_without_kept_documents(data: Path, run: RunDirectory, name: st
 
 def loses(kind: str) -> tuple[object, str, object]:
     """Faults that lose a document or a count, as arguments of `setattr`."""
-    read, look, part = TextReader.read, pq.ParquetFile.read_row_group, global_steps.BucketPart.__call__
+    look, part = pq.ParquetFile.read_row_group, global_steps.BucketPart.__call__
     count = Tally.count
     return {
-        "before the receipt": (TextReader, "read", lambda *given: list(read(*given))[1:]),
         "a row": (pq.ParquetFile, "read_row_group", lambda *given, **more: look(*given, **more).slice(1)),
         "in the search": (
             global_steps.BucketPart,
@@ -232,7 +230,6 @@ def loses(kind: str) -> tuple[object, str, object]:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("before the receipt", "a file that is one document gave 0"),
         ("a row", "source s, bucket 0: 20 rows were written but 19 came back"),
         ("in the search", "20 documents passed the steps but 19 came"),
         ("a count", "0 documents came in but 20 were written"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Partition(Task):
     number: int
     source: str
     parts: tuple[Part, ...]
+    max_documents: int | None = None  # sample this many documents evenly from the parts; None to read all
 
     inputs = "partition 5"
 
@@ -94,8 +95,9 @@ class Partition(Task):
         """Clean the parts. Raises OSError for a full disk, BessemerError for inconsistent counts."""
         settings, num_buckets = context(self.work)
         tally = Tally()
-        chunks = chain([rows_table([], settings)], _chunks(self, settings, tally))
-        written, num_bytes = write_rows(chunks, num_buckets[self.source], folder / "rows.parquet")
+        groups = in_groups(_clean(self, settings, tally), CHUNK_BYTES, lambda document: 2 * len(document.text) + 200)
+        tables = chain([rows_table((), settings)], (rows_table(some, settings) for some in groups))
+        written, num_bytes = write_rows(tables, num_buckets[self.source], folder / "rows.parquet")
         if self.progress is not None:
             self.progress.unlink(missing_ok=True)
         check_tally(tally, settings.filters, written.total(), f"source {self.source}, {self}")
@@ -215,52 +217,44 @@ def read(
         BessemerError: An object store failed.
         InputError: The library that `[corpus.extract]` names is not installed.
     """
-    readers = dict[str, Reader]()
+    readers, passed_over = dict[str, Reader](), Counter[str]() if passed_over is None else passed_over
     for part in parts:
         if part.format not in readers:
-            readers[part.format] = build_reader(source, part.format, corpus)
-        number = 0
-        for document in _documents_of(readers[part.format], part):
-            number += 1
-            document.source, document.path, document.format = source.name, part.name, part.format
-            document.label = document.label or source.label or ""
-            yield document
-        is_complete = number == 1 or not readers[part.format].is_one_document
-        require(is_complete, f"source {source.name}, {part.name}: a file that is one document gave {number}")
-    if passed_over is not None:
-        for reader in readers.values():
-            passed_over.update(reader.context.passed_over)
+            readers[part.format] = build_reader(source, part.format, corpus, passed_over=passed_over)
+        size = part.size
+        try:
+            _require_unchanged(part, source)
+            for document in _documents_of(readers[part.format], part):
+                size = max(size - document.num_bytes, 0)
+                yield _in_source(document, source, part)
+            with suppress(FileNotFoundError):  # a file that was deleted after the read is complete
+                _require_unchanged(part, source)
+        except DAMAGE as error:
+            lost = Document(f"{part.start}!", size, reason="unreadable", detail=damage_of(error))
+            yield _in_source(lost, source, part)
+
+
+def _in_source(document: Document, source: Source, part: Part) -> Document:
+    document.source, document.path, document.format = source.name, part.name, part.format
+    document.label = document.label or source.label or ""
+    return document
 
 
 def _documents_of(reader: Reader, part: Part) -> Iterator[Document]:
-    """Yield the documents of a part, if its file has not changed since it was listed."""
-    source, size = reader.context.source, part.size
-    try:
-        _require_unchanged(part, source)
-        if part.damage:
-            yield Document(f"{part.start}!", part.size, reason=part.reason, detail=part.damage)
-            return
-        with naming_faults(reader, "read", part.name):
-            documents = reader.read(part)
-            for document in documents if is_own(type(reader)) else _checked(documents):
-                size = max(size - document.num_bytes, 0)
-                yield document
-        with suppress(FileNotFoundError):  # a file that was deleted after the read is complete
-            _require_unchanged(part, source)
-    except DAMAGE as error:
-        yield Document(f"{part.start}!", size, reason="unreadable", detail=damage_of(error))
-
-
-def _checked(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield the documents of a user's reader. Raises TypeError for another type and for a repeated key."""
-    keys = set[str]()
-    for document in documents:
-        if not isinstance(document, Document):
-            raise TypeError(f"yields {type(document).__name__}, not Document")
-        if document.key in keys:
-            raise TypeError(f"yields two documents with the key {document.key!r}")
-        keys.add(document.key)
-        yield document
+    """Yield the documents of a part. Raises BessemerError for a user's reader that yields another type or repeats a key."""
+    if part.damage:
+        yield Document(f"{part.start}!", part.size, reason=part.reason, detail=part.damage)
+        return
+    keys, is_checked = set[str](), not is_own(type(reader))
+    with naming_faults(reader, "read", part.name):
+        for document in reader.read(part):
+            if is_checked:
+                if not isinstance(document, Document):
+                    raise TypeError(f"yields {type(document).__name__}, not Document")
+                if document.key in keys:
+                    raise TypeError(f"yields two documents with the key {document.key!r}")
+                keys.add(document.key)
+            yield document
 
 
 def _require_unchanged(part: Part, source: Source) -> None:
@@ -269,83 +263,82 @@ def _require_unchanged(part: Part, source: Source) -> None:
         raise FileChanged(f"corpus.sources.{source.name}: {part.name} changed while it was read")
 
 
-def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.Table]:
-    """Read and clean a partition's documents, and yield rows as Arrow tables of bounded size.
+def _sampled(source: Source, parts: Sequence[Part], corpus: Corpus, max_documents: int) -> Iterator[Document]:
+    """Yield at most `max_documents` documents, equally many from each part that has them."""
+    left = max_documents
+    for number, part in enumerate(parts):
+        for document in islice(read(source, [part], corpus), -(-left // (len(parts) - number))):
+            left -= 1
+            yield document
 
-    This limits the number of Python strings in memory.
-    """
-    rows: list[dict[str, Any]] = []
-    size, passed_over = 0, Counter[str]()
-    documents = read(settings.sources[partition.source], partition.parts, settings.corpus, passed_over)
+
+def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Document]:
+    """Yield the documents of a partition, cleaned and counted in `tally`."""
+    source, corpus, passed_over = settings.sources[partition.source], settings.corpus, Counter[str]()
+    if partition.max_documents is None:
+        documents = read(source, partition.parts, corpus, passed_over)
+    else:
+        documents = _sampled(source, partition.parts, corpus, partition.max_documents)
     if partition.progress is not None:
-        documents = limited(documents, partition.progress, settings.corpus.document_seconds)
+        documents = limited(documents, partition.progress, corpus.document_seconds)
     for document in documents:
         check_stop()
         if is_left_out():
-            document.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
+            document.reject("too_slow", f"more than {corpus.document_seconds:g} s")
         settings.clean(document, tally)
-        rows.append(row_of(document, settings.corpus))
-        size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
-        if size > CHUNK_BYTES:
-            yield rows_table(rows, settings)
-            rows, size = [], 0
+        yield document
     if passed_over:
         tally.merge({PASSED_OVER: passed_over})
-    if rows:
-        yield rows_table(rows, settings)
 
 
-def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
-    """Return the row of a cleaned document in a partition's file."""
-    kept = record.reason is None
-    folded = fold(record.text) if kept else ""
-    text = record.text
-    if not kept and corpus.keep_rejected != "text":
-        text = "" if corpus.keep_rejected == "none" else text[:EXCERPT_CHARACTERS]
-    return {
-        "identity": identity(record.source, record.path, record.key),
-        "path": printable(record.path),
-        "place": printable(record.key),
-        "url": printable(str(record.metadata.get("url") or "")),
-        "metadata": METADATA.encode(record.metadata),
-        "label": printable(record.label),
-        "language": record.language,
-        "text": text if kept else printable(text),
-        "reason": record.reason,
-        "detail": printable(record.detail),
-        "num_bytes": record.num_bytes,
-        "characters": len(record.text),
-        "exact": text_digest(folded) if kept else None,
-        "words": folded.count(" ") + 1 if folded else 0,
-        "folded": folded,
+def rows_table(documents: Sequence[Document], settings: Chain) -> pa.Table:
+    """Return the rows of cleaned documents, with MinHash signatures if the recipe compares documents by them."""
+    dedup, stored = settings.corpus.dedup, {"none": 0, "excerpt": EXCERPT_CHARACTERS, "text": None}
+    of_rejected = stored[settings.corpus.keep_rejected]
+    is_kept = [document.reason is None for document in documents]
+    folded = [fold(one.text) if kept else "" for one, kept in zip(documents, is_kept, strict=True)]
+    strings = {
+        "identity": [identity(one.source, one.path, one.key) for one in documents],
+        "path": [printable(one.path) for one in documents],
+        "place": [printable(one.key) for one in documents],
+        "url": [printable(str(one.metadata.get("url") or "")) for one in documents],
+        "metadata": [METADATA.encode(one.metadata) for one in documents],
+        "label": [printable(one.label) for one in documents],
+        "language": [one.language for one in documents],
+        "text": [
+            one.text if kept else printable(one.text[:of_rejected])
+            for one, kept in zip(documents, is_kept, strict=True)
+        ],
+        "reason": [one.reason for one in documents],
+        "detail": [printable(one.detail) for one in documents],
     }
-
-
-def rows_table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
-    """Convert rows to an Arrow table, with MinHash signatures instead of the folded texts. Empties `rows`."""
-    types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
-    names = list(row_of(Document("", 0), settings.corpus))
-    columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
-    rows.clear()
-    folded = columns.pop("folded")
-    dedup = settings.corpus.dedup
+    numbers = {
+        "num_bytes": [one.num_bytes for one in documents],
+        "characters": [len(one.text) for one in documents],
+        "words": [text.count(" ") + 1 if text else 0 for text in folded],
+    }
+    exact = [text_digest(text) if kept else None for text, kept in zip(folded, is_kept, strict=True)]
+    columns = {name: pa.array(values, pa.large_string()) for name, values in strings.items()}
+    columns |= {name: pa.array(values, pa.int64()) for name, values in numbers.items()}
+    columns["exact"] = pa.array(exact, pa.binary(16))
     if dedup.minhash:
         from bessemer.corpus.dedup.signatures import num_hashes, signatures
 
-        values = pa.array(signatures(folded, dedup).reshape(-1))
+        values = pa.array(signatures(pa.array(folded, pa.large_string()), dedup).reshape(-1))
         columns["signature"] = pa.FixedSizeListArray.from_arrays(values, num_hashes(dedup))
     return pa.table(columns)
 
 
-def write_rows(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
+def write_rows(tables: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
     """Sort rows, RUN_BYTES at a time, and write one row group per bucket.
 
     Returns the number of rows of each bucket, and the size of all rows in memory in bytes.
     """
     written, num_bytes, numbers = Counter[int](), 0, list[int]()
-    first = next(chunks)
+    first = next(tables)
     with pq.ParquetWriter(path, first.schema, **WRITE_OPTIONS) as file:
-        for table in _runs(chain([first], chunks)):
+        for some in in_groups(chain([first], tables), RUN_BYTES, attrgetter("nbytes")):
+            table = pa.concat_tables(some).combine_chunks()
             num_bytes += table.nbytes
             for number, chosen in rows_by_bucket(table, num_buckets).items():
                 file.write_table(table.take(chosen), row_group_size=len(chosen))
@@ -353,19 +346,6 @@ def write_rows(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tupl
                 numbers.append(number)
         file.add_key_value_metadata({BUCKETS_KEY: json.dumps(numbers)})
     return written, num_bytes
-
-
-def _runs(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join tables to runs of about RUN_BYTES."""
-    tables, num_bytes = list[pa.Table](), 0
-    for table in chunks:
-        tables.append(table)
-        num_bytes += table.nbytes
-        if num_bytes > RUN_BYTES:
-            yield pa.concat_tables(tables).combine_chunks()
-            tables, num_bytes = [], 0
-    if tables:
-        yield pa.concat_tables(tables).combine_chunks()
 
 
 def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:

@@ -111,7 +111,6 @@ class Reader(ExtensionBase, ABC):
         is_web: True if documents are web pages.
         has_fields: True if documents are records with the fields that `text_key` and `label_key` name.
         has_encoding: True if the source may name the encoding of its files.
-        is_one_document: True if a file is exactly one document.
         may_hang: True if one document may take long to read; `corpus.document_seconds` then limits the time.
     """
 
@@ -121,7 +120,6 @@ class Reader(ExtensionBase, ABC):
     is_web: ClassVar[bool] = False
     has_fields: ClassVar[bool] = False
     has_encoding: ClassVar[bool] = False
-    is_one_document: ClassVar[bool] = False
     may_hang: ClassVar[bool] = False
 
     _context: Context = PrivateAttr()

@@ -22,7 +22,6 @@ class DescriptionsReader(TextReader):
     is_compressible = False
     is_guessed = False
     has_encoding = False
-    is_one_document = False
 
     @classmethod
     def matches(cls, path: str) -> bool:

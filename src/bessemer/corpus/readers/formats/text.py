@@ -17,7 +17,6 @@ class TextReader(Reader):
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt", ".text", ".md", ".markdown", ".rst")
     has_encoding = True
-    is_one_document = True
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the file as a document. Files that are too long or binary are rejected."""
