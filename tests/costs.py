@@ -1,4 +1,4 @@
-"""A bound on work that holds on any machine: inputs are so long that a quadratic pass over them would take hours."""
+"""A time bound for any machine, with inputs so long that a quadratic pass would take hours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from time import process_time
 
 @contextmanager
 def no_quadratic_pass(seconds: float = 60) -> Iterator[None]:
-    """Fail when the block takes more CPU time than any slow or busy machine needs for a linear pass."""
+    """Fail if the block takes more CPU time than a linear pass needs on any slow or busy machine."""
     started = process_time()
     yield
     assert process_time() - started < seconds

@@ -1,4 +1,4 @@
-"""The fault matrix: which tests hold which row, and the table that `make faults` prints (tests/fault_matrix.toml)."""
+"""The fault matrix (tests/fault_matrix.toml): the tests of each row, and the table that `make faults` prints."""
 
 import json
 import tomllib
@@ -12,7 +12,7 @@ import pytest
 ROWS: dict[int, dict[str, Any]] = {
     row["number"]: row for row in tomllib.loads((Path(__file__).parent / "fault_matrix.toml").read_text())["row"]
 }
-FAULT, OBTAINED = "fault", "obtained"  # what a test's report carries
+FAULT, OBTAINED = "fault", "obtained"  # key of a test's report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,14 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def is_thorough(pytestconfig: pytest.Config) -> bool:
-    """Whether faults are injected as often as the matrix demands, and not as often as a short test run allows."""
+    """True if faults are injected as often as the matrix requires, rather than as often as a short test run allows."""
     return pytestconfig.getoption("--faults") is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give every test's report the rows it holds; with --faults, run only those tests, also the long ones.
+    """Add the rows of each test to its report; with --faults, run only those tests, including long ones.
 
-    Tests in files of the name test_faults_*.py inject what takes minutes: they run with --faults alone.
+    Tests in files named test_faults_*.py inject faults that take minutes: they run with --faults only.
     """
     for item in items:
         rows = [number for mark in item.iter_markers(FAULT) for number in mark.args]
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rows_of(reports: list[pytest.TestReport]) -> list[dict[str, Any]]:
-    """Return the matrix with what the tests of each row obtained, and whether all of them passed."""
+    """Return the matrix with the outcome of each row's tests, and whether all of them passed."""
     outcomes, obtained = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
     for report in reports:
         if report.when != "call" and report.outcome == "passed":

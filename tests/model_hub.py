@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub: the few requests that downloading a model takes."""
+"""A stand-in for the Hugging Face hub, with the requests that downloading a model needs."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ REVISIONS = ("main", "v1", COMMIT)
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves folder/ORG/NAME as the model ORG/NAME, of one commit under the names of REVISIONS."""
+    """Server of folder/ORG/NAME as the model ORG/NAME, with one commit under the names of REVISIONS."""
 
     daemon_threads = True
 
@@ -90,7 +90,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def model_hub(folder: Path) -> Iterator[Hub]:
-    """The hub, while the block runs."""
+    """Run the hub for the duration of the block."""
     server = Hub(folder)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""What a training left in its run directory: weights, losses and learning rates."""
+"""Results of a training in its run directory: weights, losses and learning rates."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from bessemer.run.files import read_json_lines
 
 
 def weights_hash(run: Path) -> str:
-    """A hash of its weights: equal for two runs that agree bit for bit, whatever their layouts."""
+    """Return a hash of the weights: equal for two runs that agree bit for bit, whatever their layouts."""
     checkpoint = latest(run / "checkpoints")
     assert checkpoint is not None
     return tensors_digest(checkpoint.tensors("model").items(), SINGLE_PROCESS)
@@ -19,9 +19,9 @@ Result = tuple[int, str, list[tuple[float, float]]]
 
 
 def training_result(run: Path) -> Result:
-    """The newest checkpoint's step and hash of weights, and each step's loss and learning rate.
+    """Return the newest checkpoint's step and weights hash, and each step's loss and learning rate.
 
-    Equal for a resumed run and the uninterrupted one.
+    The result of a resumed run equals that of an uninterrupted one.
     """
     checkpoint = latest(run / "checkpoints")
     assert checkpoint is not None

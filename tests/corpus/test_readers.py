@@ -151,8 +151,8 @@ def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
     assert [len(record.text) for record in read(source, [part], Corpus())] == [60 << 20] * 36
 
 
-def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
-    """Every row of a row group that is lost is counted."""
+def test_damage_inside_a_parquet_file_loses_its_row_group(data: Path) -> None:
+    """Every row of a lost row group is counted."""
     path = data / "a.parquet"
     table = pa.table({"text": [str(number) * 50 for number in range(100)]})
     for number, compression in enumerate(("none", "snappy", "zstd")):

@@ -1,4 +1,4 @@
-"""Files of records in other layouts than lines of JSON, and files that hold none: each costs itself at most."""
+"""Files of records in layouts other than JSON lines, and files without records, which affect no other file."""
 
 import bz2
 import csv
@@ -80,9 +80,9 @@ WRONG = {
 }  # fmt: skip
 
 
-def test_a_wrong_file_costs_itself_and_is_told_by_name(data: Path, build) -> None:
+def test_a_wrong_file_is_skipped_and_named(data: Path, build) -> None:
     (data / "good.jsonl").write_text(LINES)
-    (data / "good.txt").write_text(prose(5))  # no Parquet file is good: the source is read all the same
+    (data / "good.txt").write_text(prose(5))  # no Parquet file is good, but the source is still read
     pq.write_table(pa.table({"id": ["x"], "content": [prose(6)]}), data / "other.parquet")
     for name, (content, _, _) in WRONG.items():
         (data / name).write_bytes(content)
@@ -108,7 +108,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.fault(24)
-def test_damage_within_a_file_costs_what_it_touches(name: str, data: Path, build) -> None:
+def test_damage_inside_a_file_rejects_only_affected_records(name: str, data: Path, build) -> None:
     content, kept, told = BROKEN[name]
     (data / "a.json").write_bytes(content)
     documents, rejected, _ = build(
@@ -156,7 +156,7 @@ CYRILLIC = "Мой дядя самых честных правил, когда �
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "koi8-r", "shift_jis", "utf-16-le"])
-def test_text_of_another_encoding_is_read_by_its_name_beside_utf8(encoding: str, data: Path, build) -> None:
+def test_a_named_encoding_is_read_next_to_utf8(encoding: str, data: Path, build) -> None:
     prose_of = {"koi8-r": CYRILLIC, "shift_jis": "日本語の文章、表と裏。\n" * 30}.get(encoding, WESTERN)
     prose_of = prose_of.encode(encoding, "ignore").decode(encoding)
     texts = [f"{number} {prose_of}".strip() for number in range(6)]
@@ -171,7 +171,7 @@ def test_text_of_another_encoding_is_read_by_its_name_beside_utf8(encoding: str,
     (data / "e.jsonl").write_bytes(lines.encode(encoding))
     (data / "f.jsonl").write_bytes(lines.encode())
     (data / "g.csv.gz").write_bytes(gzip.compress(table.getvalue().encode(encoding)))
-    # UTF-16 shows itself.
+    # UTF-16 is detected.
     source = {"name": "s", "paths": [str(data)], **({} if "16" in encoding else {"encoding": encoding})}
     off = "exact = false\nminhash = false"
     documents, rejected, _ = build(recipe(source, dedup=off, rules="min_unique_line_share = 0"))
@@ -179,14 +179,14 @@ def test_text_of_another_encoding_is_read_by_its_name_beside_utf8(encoding: str,
     assert sorted(row["text"] for row in documents) == sorted([texts[0]] * 2 + texts * 5)
 
 
-def test_bytes_that_the_named_encoding_does_not_have_cost_the_record(data: Path, build) -> None:
+def test_bytes_invalid_in_the_named_encoding_reject_the_record(data: Path, build) -> None:
     (data / "a.jsonl").write_bytes(b'{"text": "a \x81 b"}\n' + json.dumps(RECORDS[0]).encode())
     documents, rejected, _ = build(recipe({"name": "s", "paths": [str(data)], "encoding": "cp1252"}))
     assert len(documents) == 1
     assert [(row["reason"], row["detail"]) for row in rejected] == [("not_utf8", "not charmap: byte 0x81 at 12")]
 
 
-def test_an_encoding_that_there_is_not_is_refused_at_once() -> None:
+def test_an_unknown_encoding_is_an_error() -> None:
     for wrong in ("cp125", "rot13", ""):
         with pytest.raises(InputError, match="is no encoding of text that Python knows"):
             recipe({"name": "s", "paths": ["x"], "encoding": wrong})
@@ -194,7 +194,7 @@ def test_an_encoding_that_there_is_not_is_refused_at_once() -> None:
         recipe({"name": "s", "paths": ["x"], "format": "warc", "encoding": "cp1252"})
 
 
-def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path, build) -> None:
+def test_nested_text_is_suggested_and_read_with_a_dotted_key(data: Path, build) -> None:
     rows = [{"id": number, "data": {"lang": "en", "body": {"text": text}}} for number, text in enumerate(TEXTS)]
     pq.write_table(pa.Table.from_pylist([*rows, {"id": 9, "data": None}]), data / "a.parquet")
     (data / "b.json").write_text(json.dumps(rows))
@@ -247,7 +247,7 @@ def test_text_of_several_fields_is_joined(name: str, is_template: bool, data: Pa
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv"])
-def test_a_field_that_no_file_has_is_an_error(name: str, data: Path, build) -> None:
+def test_a_field_missing_from_all_files_is_an_error(name: str, data: Path, build) -> None:
     if name == "a.parquet":
         pq.write_table(pa.table({"text": [prose(1)]}), data / name)
     else:
@@ -259,7 +259,7 @@ def test_a_field_that_no_file_has_is_an_error(name: str, data: Path, build) -> N
 @pytest.mark.parametrize(
     ("name", "key", "reason"), [("a.csv", "review", None), ("a.tsv", "review", None), ("b.csv", "text", "no_text_key")]
 )
-def test_a_table_whose_fields_hold_code_is_a_table(name: str, key: str, reason: str | None) -> None:
+def test_a_table_with_code_in_its_fields_is_a_table(name: str, key: str, reason: str | None) -> None:
     delimiter = "\t" if name.endswith("tsv") else ","
     head = f'id{delimiter}review\n1{delimiter}"int main()\n{{\n  return 0;\n}}\n"\n2{delimiter}fine\n'.encode()
     found = look(head, name, Source(name="s", paths=("a",), text_key=key))

@@ -1,4 +1,4 @@
-"""Killed anywhere, a build goes on: the same corpus byte for byte, and nothing that was finished is done again."""
+"""A build killed anywhere resumes to the same corpus byte for byte, without repeating finished work."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
 
 
 def receipts(run: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of every receipt in the work folder."""
+    """Return inode and time of every receipt in the work folder."""
     found = {}
-    for folder, below, names in os.walk(run / "corpus.work"):  # unlike a glob it passes over what goes while it looks
+    for folder, below, names in os.walk(run / "corpus.work"):  # unlike a glob it ignores files that disappear meanwhile
         below[:] = [name for name in below if not name.endswith(".tmp")]
         if "stage.json" in names:
             path = os.path.join(folder, "stage.json")
@@ -44,7 +44,7 @@ def receipts(run: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture
 def of(data: Path) -> Recipe:
-    """Two sources in twenty partitions and some buckets, with duplicates across partitions and rejects in each."""
+    """Write two sources in twenty partitions and some buckets, with duplicates across partitions and rejects in each."""
     (data / "files").mkdir()
     for number in range(60):
         (data / "files" / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
@@ -73,7 +73,7 @@ def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen
     return subprocess.Popen([sys.executable, PROGRAM, str(file), str(run), *more], stdout=subprocess.PIPE, text=True)
 
 
-def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> None:
+def test_a_build_killed_at_many_moments_resumes_to_the_same_corpus(of: Recipe, tmp_path: Path, finely: None) -> None:
     whole = RunDirectory(tmp_path / "whole")
     pipeline.build(of, whole)
     assert not (whole.path / "corpus.work").exists()
@@ -91,11 +91,11 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         kills += 1
         killed_in.add(next(kind for kind in ("published", "steps", "partitions", "plan", "") if kind in str(after)))
         for step in ("duplicates", "lines"):
-            if any(f"{step}/result" in path for path in after):  # what it no longer needs is removed
+            if any(f"{step}/result" in path for path in after):  # files no longer needed are removed
                 before = {
                     path: value for path, value in before.items() if f"{step}/" not in path or "/verdicts" in path
                 }
-        assert {path: after[path] for path in before} == before  # nothing finished was done again
+        assert {path: after[path] for path in before} == before  # no finished work was repeated
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5
     assert {"partitions", "published"} <= killed_in
@@ -105,7 +105,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
 
 @pytest.mark.long
 @pytest.mark.usefixtures("cold")
-def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, tmp_path: Path, finely: None) -> None:
+def test_a_killed_build_ends_its_workers_and_another_build_resumes(of: Recipe, tmp_path: Path, finely: None) -> None:
     whole = RunDirectory(tmp_path / "whole")
     pipeline.build(of, whole)
     run = tmp_path / "killed"
@@ -133,7 +133,7 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
 
 
 def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[Task, int], bool]) -> list[int]:
-    """Use processes, and kill the one that is given a task where `is_now`; returns those that were killed."""
+    """Use worker processes and kill the one that receives a task for which `is_now` is true; return the killed ones."""
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     ask, killed = local.ask, list[int]()
 
@@ -142,7 +142,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[Task, int], 
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
             assert process.stdout is not None
-            process.stdout.read()  # returns when it is dead
+            process.stdout.read()  # returns once it is dead
         return ask(process, task)
 
     monkeypatch.setattr(local, "ask", ask_and_kill)
@@ -150,7 +150,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[Task, int], 
 
 
 @pytest.mark.fault(13)
-def test_a_worker_that_dies_costs_nothing(
+def test_a_dead_worker_does_not_change_the_corpus(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, other = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "other")
@@ -170,7 +170,7 @@ def test_a_task_that_kills_its_workers_is_named(
     assert not run.corpus.exists()
 
 
-def test_a_finished_step_is_not_done_again(of: Recipe, run: RunDirectory, finely: None, monkeypatch) -> None:
+def test_a_finished_step_is_not_repeated(of: Recipe, run: RunDirectory, finely: None, monkeypatch) -> None:
     def stopped(*_: object) -> None:
         raise BessemerError("stopped here")
 

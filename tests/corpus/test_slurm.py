@@ -1,4 +1,4 @@
-"""Job arrays of Slurm, whose commands are played by programs that really run the jobs: the same corpus, and what goes wrong."""
+"""Slurm job arrays with simulated commands that run the jobs: the same corpus, and failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage_folder import BOTH, contents, published, storage_of
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm on the PATH; the folder of its state."""
+    """Put Slurm's commands on the PATH and return the folder of their state."""
     folder = tmp_path / "slurm of this test"
     monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
     monkeypatch.setenv(extensions.TRUSTED, "{}")
@@ -87,7 +87,7 @@ def test_options_reach_the_script(tmp_path: Path) -> None:
             slurm.batch_script("x", tmp_path / name, 1, 1, array)
 
 
-def test_tasks_of_lost_jobs_are_submitted_again_until_one_kills_them_all(cluster: Path, tmp_path: Path) -> None:
+def test_tasks_of_lost_jobs_are_resubmitted_unless_one_task_kills_every_job(cluster: Path, tmp_path: Path) -> None:
     tasks = [Square(tmp_path / "a", number, "dies once" if number == 3 else "") for number in range(8)]
     tasks[0].work.mkdir()
     assert squares(tasks) == [number**2 for number in range(8)]
@@ -101,14 +101,14 @@ def test_tasks_of_lost_jobs_are_submitted_again_until_one_kills_them_all(cluster
     assert Square(tmp_path, 1).receipt() is not None
 
 
-def test_a_failure_arrives_as_it_is_and_ends_the_array(cluster: Path, tmp_path: Path) -> None:
+def test_a_failure_is_raised_unchanged_and_ends_the_array(cluster: Path, tmp_path: Path) -> None:
     tasks = [Square(tmp_path, 0, "fails"), Square(tmp_path, 1, "waits")]
     with pytest.raises(InputError, match="^square 0: what, where$"):
         squares(tasks)
     assert "CANCELLED" in slurm_commands.states(cluster / "1")
 
 
-def test_an_array_that_was_cancelled_is_not_submitted_again(cluster: Path, tmp_path: Path) -> None:
+def test_a_cancelled_array_is_not_resubmitted(cluster: Path, tmp_path: Path) -> None:
     def cancel() -> None:
         while not (tmp_path / "made").exists():
             time.sleep(0.02)
@@ -141,7 +141,7 @@ def test_jobs_that_cannot_start_are_shown_at_once(
 def test_a_stop_ends_the_array_and_so_does_the_next_build(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The array of a driver that was killed ends with the next build, whichever its engine."""
+    """The next build ends the array of a killed driver, whatever its engine."""
     whole = slurm._cancel
 
     def killed(folder: Path) -> None:
@@ -167,11 +167,13 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
     assert not list((tmp_path / "b" / "slurm").iterdir())
 
 
-def test_a_job_whose_queue_is_gone_ends_well(tmp_path: Path) -> None:
+def test_a_job_without_its_queue_exits_cleanly(tmp_path: Path) -> None:
     slurm.main(tmp_path / "gone", "0")
 
 
-def test_without_slurm(tmp_path: Path, data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_commands_the_build_is_an_error(
+    tmp_path: Path, data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (data / "a.txt").write_text(prose(0))
     monkeypatch.setenv("PATH", str(tmp_path))
     of = on_slurm(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
@@ -201,7 +203,7 @@ def filled(data: Path) -> Recipe:
 def test_jobs_work_in_a_storage(
     kind: str, data: Path, cluster: Path, finely: None, tmp_path: Path, bucket: Store
 ) -> None:
-    """Of a store only their queue is on a disk that they share."""
+    """Share only the queue on disk; all other files are in a store."""
     of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     stored = on_slurm(of).changed(corpus={"storage": storage_of(kind, tmp_path)})
@@ -219,8 +221,10 @@ def test_jobs_work_in_a_storage(
 
 
 @pytest.mark.long
-def test_killed_drivers_and_jobs_cost_nothing(data: Path, cluster: Path, finely: None, tmp_path: Path) -> None:
-    """About twice a second the driver is killed, or one of the jobs that run, five times each."""
+def test_killed_drivers_and_jobs_do_not_change_the_corpus(
+    data: Path, cluster: Path, finely: None, tmp_path: Path
+) -> None:
+    """Kill the driver or a running job about twice a second, five times each."""
     of, here, there = filled(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))

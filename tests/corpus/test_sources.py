@@ -1,4 +1,4 @@
-"""Sources from end to end: crawls and dumps through the corpus stage, and all that can be wrong with an input."""
+"""Sources end to end: crawls and dumps through the corpus stage, and every kind of bad input."""
 
 import bz2
 import gzip
@@ -57,7 +57,7 @@ def test_a_crawl_and_a_dump_become_documents(data: Path, build) -> None:
     assert {row["text"] for row in documents if row["source"] == "mediawiki"} == {prose(n, 40) for n in range(100, 106)}
     assert Counter(row["reason"] for row in rejected) == {"http_status": 2, "not_html": 2, "not_article": 1}
     assert statistics["totals"]["documents_in"] == len(documents) + len(rejected) == 27
-    # A document can be found again in the raw file.
+    # A document can be found in the raw file.
     row = crawled[page_line(12)]
     metadata = json.loads(row["metadata"])
     assert metadata["url"] == "http://a.example/12"
@@ -84,7 +84,7 @@ MONSTERS: dict[str, tuple[str, str, Callable[[], bytes], str | None]] = {
 
 
 @pytest.mark.parametrize("name", MONSTERS)
-def test_monsters_cost_themselves(name: str, data: Path) -> None:
+def test_extreme_documents_reject_only_themselves(name: str, data: Path) -> None:
     format, file, content, reason = MONSTERS[name]
     (data / file).write_bytes(content())
     with no_quadratic_pass():
@@ -100,7 +100,7 @@ def test_an_empty_source_is_named(data: Path, build) -> None:
         build(recipe(source(data, "warc")))
 
 
-def test_what_is_wrong_with_several_sources_is_said_at_once(data: Path, build) -> None:
+def test_errors_of_several_sources_are_reported_together(data: Path, build) -> None:
     (data / "c.txt").write_text(prose(1))
     missing = [{"name": name, "paths": [str(data / name)]} for name in ("one", "two")]
     good = {"name": "good", "paths": [str(data / "c.txt")]}
@@ -120,7 +120,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(("name", "times"), [*((name, 1) for name in CHANGES), ("a.jsonl", 2)])
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
-def test_a_file_that_changes_while_it_is_read_is_read_again_once(
+def test_a_file_that_changes_during_reading_is_read_once_more(
     name: str, moment: str, times: int, data: Path, build, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Object stores: what is listed, what is fetched, and that no credential reaches an error, a log or the run."""
+"""Object stores: listing, fetching, and no credentials in errors, logs or the run directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def records(of: Source) -> list[Document]:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_folders_globs_and_files(bucket: Store, tmp_path: Path, scheme: str) -> None:
+def test_folders_globs_and_files_of_a_bucket(bucket: Store, tmp_path: Path, scheme: str) -> None:
     put(bucket, "b/x/a.jsonl", lines("one", "two"))
     put(bucket, "b/x/y/b.jsonl.gz", gzip.compress(lines("three")))
     put(bucket, "b/x/y/vendor/c.jsonl", lines("four"))
@@ -79,7 +79,7 @@ def test_folders_globs_and_files(bucket: Store, tmp_path: Path, scheme: str) -> 
 
 
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_without_an_endpoint_of_its_own_a_source_follows_the_environment(
+def test_a_source_without_an_endpoint_uses_the_environment(
     bucket: Store, tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(bucket, "b/x/a.jsonl", lines("one", "two"))
@@ -110,7 +110,7 @@ def test_every_format(bucket: Store, tmp_path: Path) -> None:
         assert [record.text.strip() for record in found] == texts
 
 
-def test_ranges_of_a_large_file_fetch_their_part(
+def test_ranges_of_a_large_file_fetch_only_their_part(
     bucket: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(parts, "PART_BYTES", 200_000)
@@ -129,7 +129,7 @@ def test_ranges_of_a_large_file_fetch_their_part(
     assert [record.text for record in read(of, planned, Corpus())] == texts
 
 
-def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, tmp_path: Path) -> None:
+def test_vanished_objects_are_counted_and_failures_stop_the_build(bucket: Store, tmp_path: Path) -> None:
     put(bucket, "b/a.jsonl", lines("one"))
     put(bucket, "b/b.jsonl", lines("two"))
     of = source(bucket, "s3://b")
@@ -151,7 +151,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     "path",
     ["s3://KEY:SECRET@b/x", "s3://", "hf://models/x", "s3://b/none", "gs://b/none", "s3://none/x", "s3://none/x/**/*.jsonl"],
 )  # fmt: skip
-def test_urls_that_cannot_be_used(bucket: Store, path: str) -> None:
+def test_unusable_urls_are_errors(bucket: Store, path: str) -> None:
     with pytest.raises(InputError) as caught:
         find(source(bucket, path))
     assert "SECRET" not in str(caught.value)
@@ -183,7 +183,7 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     from pyarrow import fs
 
     class Hub(DirFileSystem):  # type: ignore[misc]
-        """A stand-in for the Hub's file system."""
+        """Stand-in for the Hub's file system."""
 
         def info(self, path: str, **more: object) -> dict[str, object]:
             facts = super().info(path, **more)

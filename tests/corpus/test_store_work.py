@@ -1,4 +1,4 @@
-"""`corpus.storage`: the corpus of a run directory, byte for byte, whatever is killed or refused on the way."""
+"""`corpus.storage`: the same corpus as in a run directory, byte for byte, after kills and rejected requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
-    """Files, compressed lines of which some are damaged, and a source with a budget, with duplicates and rejects."""
+    """Write files, compressed lines with some damage, and a source with a budget, with duplicates and rejects."""
     for number in range(40):
         (data / "files" / str(number % 5)).mkdir(parents=True, exist_ok=True)
         (data / "files" / str(number % 5) / f"{number}.txt").write_text(prose(number))
@@ -59,14 +59,14 @@ def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
 
 
 def built(run: RunDirectory, bucket: Store) -> dict[str, bytes]:
-    """All files of a corpus that is in a storage."""
+    """Return all files of a corpus in a storage."""
     here, there = contents(run.corpus), published(run.corpus, bucket)
     assert all(name.startswith(LARGE) for name in there) and not any(name.startswith(LARGE) for name in here)
     return here | there
 
 
 @BOTH
-def test_the_corpus_is_that_of_a_run_folder(
+def test_the_corpus_equals_that_of_a_run_directory(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
@@ -95,7 +95,7 @@ def test_the_corpus_is_that_of_a_run_folder(
 
 
 @pytest.mark.long
-def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+def test_quality_scores_equal_those_of_a_local_build(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
     of = sample(data)
     for name, words in (("high", "the sea was calm and the ship sailed on"), ("low", "buy cheap pills now click here")):
         lines = [json.dumps({"text": prose(2000 + number) + f"\n{words} " * 9}) for number in range(60)]
@@ -108,12 +108,14 @@ def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: 
     pipeline.build(of.changed(corpus={"storage": "s3://b/storage"}), there)
     mine, theirs = contents(here.corpus), built(there, bucket)
     assert mine.keys() == theirs.keys()
-    assert {name for name in mine if mine[name] != theirs[name]} <= {"quality.json"}  # it has seconds
+    assert {name for name in mine if mine[name] != theirs[name]} <= {"quality.json"}  # contains seconds
 
 
 @pytest.mark.long
 @BOTH
-def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+def test_a_build_killed_at_many_moments_resumes_to_the_same_corpus(
+    kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None
+) -> None:
     url = storage_of(kind, tmp_path)
     of, whole, run = sample(data), RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     pipeline.build(of, whole)
@@ -121,7 +123,7 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
     file.write_text(dump(of.changed(corpus={"storage": url})))
     draw, kills = random.Random(1), 0
     while True:
-        moment = [str(draw.randint(2, 60)), draw.choice(["before", "after"]), "copies"]  # 46 publish it
+        moment = [str(draw.randint(2, 60)), draw.choice(["before", "after"]), "copies"]  # 46 publishes it
         process = subprocess.Popen([sys.executable, PROGRAM, str(file), str(run.path), *moment], stdout=subprocess.PIPE)
         process.communicate(timeout=300)
         if process.returncode == 0:
@@ -136,14 +138,14 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
 
 @contextmanager
 def disk_that_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail builds of a corpus when all of its documents are done."""
+    """Make builds fail once all documents of a corpus are done."""
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         yield
 
 
 @BOTH
-def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
+def test_work_of_other_inputs_is_removed_and_a_partly_removed_folder_is_not_trusted(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "run")
@@ -156,7 +158,7 @@ def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
         (folder,) = {path.parent for path in on_disk(url, bucket).glob(f"run/*/corpus.work/*/{BEGUN}")}
         assert folder.name == inputs_digest(of)[:16] and (folder / "published").exists()
         assert {path.relative_to(folder.parent).parts[0] for path in folder.parent.rglob("stage.json")} == {folder.name}
-    (folder / BEGUN).unlink()  # as a removal that was killed leaves it
+    (folder / BEGUN).unlink()  # as a killed removal leaves it
     for path in folder.glob("partitions/*/rows.parquet"):
         path.unlink()
     pipeline.build(of, run)
@@ -165,10 +167,10 @@ def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
     assert built(run, bucket) == contents(whole.corpus)
 
 
-def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(
+def test_a_failing_store_ends_the_build_and_the_same_command_resumes(
     data: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails at the start, and before the corpus is published; work on the documents is done once."""
+    """The store fails at the start, and before the corpus is published; work on the documents is done once."""
     of, here, there = sample(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     stored, made, assemble = of.changed(corpus={"storage": "s3://b/storage"}), list[str](), publish.assemble
@@ -206,7 +208,7 @@ def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(
         ("/proc/x", "/proc cannot be written"),
     ],
 )
-def test_a_storage_that_cannot_be_written_is_refused(
+def test_a_storage_without_write_access_is_an_error(
     data: Path, run: RunDirectory, bucket: Store, url: str, advice: str
 ) -> None:
     if url.startswith("s3://b"):
@@ -222,7 +224,7 @@ def test_a_storage_that_cannot_be_written_is_refused(
     ["s3://key:secret@b/x", "s3://b/x?signature=1", "scratch/work", "s3://", "s3:///path", "hf://datasets/a/b", "https://h", "/runs"],
 )  # fmt: skip
 @pytest.mark.parametrize("key", ["corpus.storage", "checkpoint.mirror"])
-def test_places_that_are_neither_storage_nor_mirror(place: str, key: str) -> None:
+def test_invalid_storage_and_mirror_urls_are_errors(place: str, key: str) -> None:
     table, _, name = key.partition(".")
     with pytest.raises(InputError) as caught:
         parse(f'[run]\nname = "t"\ndir = "/runs"\n[model]\ndepth = 2\n[{table}]\n{name} = "{place}"\n', "test")
@@ -230,7 +232,7 @@ def test_places_that_are_neither_storage_nor_mirror(place: str, key: str) -> Non
 
 
 @BOTH
-def test_what_was_published_before_goes_when_the_next_one_is_there(
+def test_an_earlier_corpus_is_removed_once_the_next_is_published(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (data / "files").mkdir()

@@ -1,4 +1,4 @@
-"""Documents that take too long: the process that reads them ends, the next one leaves them out, and all others are kept."""
+"""Documents that take too long: their worker ends, the next one skips them, and all others are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bessemer.run_tasks.time_limit import slow_documents
 from tests.corpus.corpus_samples import prose, recipe
 from tests.corpus.mediawiki_samples import HEAD, page
 
-# Read by each worker as it starts: pages with a mark take as long as a parser that hangs, until they are left out.
+# Each worker reads this at its start: pages with a mark take as long as a parser that hangs, unless they are skipped.
 SLOW_PAGES = """
 import time
 from bessemer.run_tasks import time_limit
@@ -50,7 +50,7 @@ def test_a_slow_page_is_rejected_and_the_others_kept(
         mark = "<!-- HANGS -->" if number == 7 else ""
         body = "".join(f"<p>{line}</p>" for line in prose(number, 300).split("\n"))
         (data / f"{number:02}.html").write_text(f"<html><body>{mark}<main>{body}</main></body></html>")
-    # Marks that never end take quadratic time in mwparserfromhell: minutes for this page.
+    # Unclosed markup takes quadratic time in mwparserfromhell: minutes for this page.
     (data / "wiki.xml").write_text(HEAD + page(1) + page(2, "&lt;b &lt;i " * 20_000) + page(3) + "</mediawiki>")
     plan = recipe(
         {"name": "s", "format": "html", "paths": [str(data)]},
@@ -64,7 +64,7 @@ def test_a_slow_page_is_rejected_and_the_others_kept(
     assert statistics["totals"]["rejected"] == {"too_slow": 2}
 
 
-def test_each_attempt_leaves_out_one_more(tmp_path: Path) -> None:
+def test_each_attempt_skips_one_more_document(tmp_path: Path) -> None:
     progress = tmp_path / "progress"
     shown = []
     for slow in (set(), {2}, {2, 4}):

@@ -1,4 +1,4 @@
-"""Crawl archives: what is a document, and what each kind of damage costs."""
+"""Crawl archives: the records that become documents, and the loss from each kind of damage."""
 
 import bz2
 import gzip
@@ -35,7 +35,7 @@ def one(block: bytes) -> Document:
     return record
 
 
-def test_responses_are_documents_and_nothing_else_is() -> None:
+def test_only_responses_are_documents() -> None:
     others = [warc_record(b"GET / HTTP/1.1\r\n\r\n", "request"), warc_record(b"fetchTimeMs: 7\r\n", "metadata")]
     for pack in (bytes, gzip.compress, zstandard.compress):
         parts = [INFO, others[0], page(1), others[1], page(2)]
@@ -50,7 +50,7 @@ def test_responses_are_documents_and_nothing_else_is() -> None:
         }  # fmt: skip
 
 
-def test_records_that_are_no_pages_are_counted_by_type(data: Path, build) -> None:
+def test_records_that_are_not_pages_are_counted_by_type(data: Path, build) -> None:
     others = ["request", "metadata", "metadata", "revisit", "warcinfo"]
     archive = b"".join(page(number) + warc_record(b"x: y\r\n", kind) for number, kind in enumerate(others))
     (data / "a.warc.gz").write_bytes(b"".join(map(gzip.compress, (archive[:3000], archive[3000:]))))
@@ -62,7 +62,7 @@ def test_records_that_are_no_pages_are_counted_by_type(data: Path, build) -> Non
 
 
 def archived(kind: str, content_type: str, body: bytes) -> bytes:
-    """A record without HTTP."""
+    """Return a record without HTTP."""
     return warc_record(body, kind).replace(b"application/http; msgtype=response", content_type.encode())
 
 
@@ -96,7 +96,7 @@ def test_records_without_http_are_read_by_their_type() -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_no_page_is_counted(block: bytes, reason: str, detail: str) -> None:
+def test_responses_that_are_not_pages_are_counted(block: bytes, reason: str, detail: str) -> None:
     record = one(block)
     assert (record.reason, record.detail) == (reason, detail)
 
@@ -121,7 +121,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 def test_bodies_are_decoded(coding: str) -> None:
     html, named, packed = html_page(1), f"Content-Encoding: {coding}", PACK[coding](html_page(1))
     bodies = [(packed, [named]), (chunked(packed), [named, CHUNKED]), (chunked(html), [CHUNKED])]
-    # Stored decoded, with the headers as they came.
+    # Stored decoded, with the original headers.
     bodies += [(html, [named]), (html, [CHUNKED]), (html, [named, CHUNKED]), (chunked(html), [named, CHUNKED])]
     bodies += [(packed, [named, CHUNKED])]
     for body, headers in bodies:
@@ -153,7 +153,7 @@ def test_irregular_chunks_leave_no_sizes_in_the_text(how: str, headers: list[str
 
 
 @pytest.mark.parametrize("coding", ["", *PACK])
-def test_a_body_cut_anywhere_keeps_what_came(coding: str) -> None:
+def test_a_truncated_body_keeps_the_received_text(coding: str) -> None:
     draw = random.Random(4)
     text = " ".join("".join(draw.choices("abcdefghij", k=7)) for _ in range(20_000))
     html = f"<html><body><main><p>{text}</p></main></body></html>".encode()
@@ -175,12 +175,12 @@ def test_a_body_cut_anywhere_keeps_what_came(coding: str) -> None:
 @pytest.mark.parametrize("coding", ["gzip", "compress"])
 def test_a_body_that_cannot_be_decoded_is_rejected(coding: str) -> None:
     assert one(http(b"\x00\x01\x02" * 99, f"Content-Encoding: {coding}")).reason == "bad_record"
-    assert one(http(gzip.compress(WORDS))).reason == "bad_record"  # no header says that it is packed
+    assert one(http(gzip.compress(WORDS))).reason == "bad_record"  # no header names its compression
 
 
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("coding", PACK)
-def test_a_bomb_within_a_page_is_inflated_up_to_the_limit(coding: str) -> None:
+def test_a_decompression_bomb_in_a_page_is_inflated_up_to_the_limit(coding: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     body = PACK[coding](b"<p>" + bytes(150 << 20))
     made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -236,7 +236,7 @@ CASES = [(bytes, bad) for bad in DAMAGES.values()] + [(gzip.compress, bad) for b
 
 @pytest.mark.parametrize(("pack", "bad"), CASES, ids=[*DAMAGES, *(f"packed, {name}" for name in PACKED)])
 @pytest.mark.fault(24)
-def test_damage_ends_an_archive_and_names_what_is_lost(pack, bad: bytes, data: Path, build) -> None:
+def test_damage_ends_an_archive_and_the_loss_is_reported(pack, bad: bytes, data: Path, build) -> None:
     parts = [*map(pack, (INFO, page(1), page(2))), bad, *map(pack, (page(3), page(4)))]
     (data / "a.warc").write_bytes(b"".join(parts))
     (data / "b.warc").write_bytes(page(5))
@@ -244,7 +244,7 @@ def test_damage_ends_an_archive_and_names_what_is_lost(pack, bad: bytes, data: P
     assert {row["text"] for row in documents} >= {page_line(1), page_line(5)}
     assert not {page_line(number) for number in (3, 4, 9)} & {row["text"] for row in documents}
     assert [(row["path"], row["reason"]) for row in rejected] == [("data/a.warc", "bad_record")]
-    # The record before the damage is lost where the damage may be its own.
+    # The record before the damage is lost if the damage may be in it.
     is_kept = page_line(2) in {row["text"] for row in documents}
     place = len(b"".join(parts[: 3 if is_kept else 2]))
     assert rejected[0]["place"] == f"{place}!"
@@ -252,7 +252,7 @@ def test_damage_ends_an_archive_and_names_what_is_lost(pack, bad: bytes, data: P
     assert statistics["totals"]["documents_in"] == len(documents) + 1
 
 
-def test_a_file_cut_short_keeps_what_came() -> None:
+def test_a_truncated_file_keeps_its_complete_records() -> None:
     found = read(b"".join(map(gzip.compress, [INFO, page(1), page(2)]))[:-30])
     assert [(record.text, record.reason) for record in found] == [(page_line(1), None), ("", "bad_record")]
     together = gzip.compress(INFO + page(1) + page(2) + page(3))
@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_read_raises() -> None:
 
 
 @pytest.mark.parametrize("pack", ["", "by record", "as a whole"])
-def test_of_an_archive_only_as_much_is_read_as_was_asked_for(pack: str) -> None:
+def test_only_the_requested_part_of_an_archive_is_read(pack: str) -> None:
     parts = [INFO, *map(page, range(60))]
     data = b"".join(map(gzip.compress if pack else bytes, [b"".join(parts)] if pack == "as a whole" else parts))
     whole = read(data)
@@ -292,14 +292,14 @@ def test_zstandard_with_a_dictionary_of_the_file() -> None:
         assert kept(read(data)) == [page_line(number) for number in range(200)]
 
 
-def test_what_is_no_archive_at_all() -> None:
+def test_files_that_are_not_archives_are_reported() -> None:
     assert read(b"") == []
     for data in (b"text\n" * 500, bz2.compress(b"x" * 5000), b"x" * 70_000, b"\0" * 4096):
         (record,) = read(data)
         assert (record.reason, record.num_bytes) == ("bad_record", len(data))
 
 
-def test_random_damage_raises_nothing_and_is_named() -> None:
+def test_random_damage_raises_nothing_and_is_reported() -> None:
     draw = random.Random(5)
     good = b"".join(map(gzip.compress, [INFO, *map(page, range(20))]))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Pages as browsers and crawls give them: charsets, menus, lists, code."""
+"""Text of pages as browsers and crawls return them: character sets, menus, lists, code."""
 
 import subprocess
 import sys
@@ -16,10 +16,10 @@ PLAIN = Extract()
 @pytest.mark.parametrize("charset", ["zip", "punycode", "unicode_escape", "rot13", "no-such"])
 def test_codecs_that_are_not_for_pages_are_never_used(charset: str) -> None:
     page = f'<meta charset="{charset}"><p>déjà vu, naïve façade, crème brûlée, à côté</p>'
-    assert webpage.decode_html(page.encode("latin-1"), charset) == page  # by what the bytes look like
+    assert webpage.decode_html(page.encode("latin-1"), charset) == page  # detected from the bytes
 
 
-def test_a_few_bad_bytes_cost_their_characters_only() -> None:
+def test_a_few_bad_bytes_lose_only_their_characters() -> None:
     text = "Grüße, " * 200
     raw = f'<meta charset="utf-8"><p>{text}'.encode() + b"\xff\xfe."
     with pytest.raises(UnicodeDecodeError):
@@ -54,7 +54,7 @@ NOT_NESTED = {
 
 
 @pytest.mark.parametrize("what", NOT_NESTED)
-def test_depth_is_that_of_the_parsed_tree(what: str) -> None:
+def test_depth_counts_the_parsed_tree(what: str) -> None:
     page = f"<!doctype html><html><head></head><body>{NOT_NESTED[what]}{ARTICLE}</body></html>"
     assert "voted on the new bridge" in webpage.page_text(page, Extract(max_html_bytes=1 << 20))
 
@@ -78,7 +78,7 @@ FITS = f"<body>{'<p>A paragraph of the report. </p>' * 10_000}{ARTICLE}"
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_a_page_too_large_or_deep_is_extracted_otherwise(engine: str, page: str, fallback: str | None) -> None:
+def test_a_page_that_is_too_large_or_deep_uses_the_fallback(engine: str, page: str, fallback: str | None) -> None:
     pytest.importorskip(engine)
     metadata: dict[str, str] = {}
     assert "voted on the new bridge" in webpage.page_text(page, Extract(engine=engine), metadata)
@@ -95,7 +95,7 @@ PATHOLOGICAL = (
 
 @pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
 def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
-    """In a process of its own: a crash of the parser would end the tests with it."""
+    """Run in a separate process: a crash of the parser would end the tests."""
     pytest.importorskip(engine)
     program = f"""
 from bessemer.corpus.extract import webpage
@@ -145,7 +145,7 @@ FURNITURE = (
 )  # fmt: skip
 
 
-def test_a_whole_page_without_its_furniture() -> None:
+def test_main_content_excludes_menus_and_footers() -> None:
     text = webpage.page_text(FULL, PLAIN)
     for word in FURNITURE:
         assert word not in text, word
@@ -163,14 +163,14 @@ def test_a_whole_page_without_its_furniture() -> None:
     assert lines[lines.index("Line one") + 1] == "line two"
 
 
-def test_all_of_a_page() -> None:
+def test_main_content_false_returns_the_whole_page() -> None:
     text = webpage.page_text(FULL, Extract(main_content=False))
-    for word in set(FURNITURE) - {"Accept", "script"}:  # buttons and scripts hold no text
+    for word in set(FURNITURE) - {"Accept", "script"}:  # buttons and scripts have no text
         assert word in text, word
     assert "script text" not in text
 
 
-def test_lists_are_what_the_library_alone_loses() -> None:
+def test_lists_that_the_library_drops_are_kept() -> None:
     from resiliparse.extract.html2text import extract_plain_text
 
     page = "<body><main><p>Some words.</p><ul><li>first words</li><li>second words</li></ul></main></body>"
@@ -202,7 +202,7 @@ def test_a_page_without_main_content_keeps_all_its_text(where: str, engine: str)
     assert metadata == {}
 
 
-def test_comments_and_what_surrounds_an_article_go() -> None:
+def test_comments_and_surroundings_of_an_article_are_removed() -> None:
     comments = "<div id=comments class=comments><div class=comment><p>A reader says: we need no bridge.</p></div></div>"
     around = "".join(
         f"<div class='{name}'><p>Around the article {number}, in a sentence.</p></div>"
@@ -216,7 +216,7 @@ def test_comments_and_what_surrounds_an_article_go() -> None:
     assert webpage.page_text(page, Extract(main_content=False)).count("Around the article") == 5
 
 
-def test_trafilatura() -> None:
+def test_trafilatura_extracts_the_article() -> None:
     pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
     settings = Extract(engine="trafilatura")
     text = webpage.page_text(FULL, settings)
@@ -228,14 +228,14 @@ def test_trafilatura() -> None:
     assert webpage.max_html_bytes(settings) == webpage.max_html_bytes(PLAIN) == 8 << 20
 
 
-def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trafilatura", None)
     webpage.check_engine(PLAIN)
     with pytest.raises(InputError, match=r"corpus.extract.engine: trafilatura is not installed; pip install"):
         webpage.check_engine(Extract(engine="trafilatura"))
 
 
-def test_attributes_beyond_a_limit_cost_no_text() -> None:
+def test_very_long_attributes_lose_no_text() -> None:
     many = " ".join(f"data-{number}='a > b' x{number} y{number} = \"<p>\"" for number in range(5_000))
     script = "<script>if (i<n && " + "x " * 3000 + ") {}</script>"
     page = f"<html><body {many}><main {many} class=c>{script}<p {many}/>An <b {many}>old</b> bridge.</p>{ARTICLE}</main></body>"
@@ -257,6 +257,6 @@ def test_attributes_beyond_a_limit_cost_no_text() -> None:
     ],
     ids=lambda page: page[:12],
 )
-def test_odd_pages_take_linear_time(page: str) -> None:
+def test_extreme_pages_take_linear_time(page: str) -> None:
     with no_quadratic_pass():
         webpage.page_text(page, PLAIN)

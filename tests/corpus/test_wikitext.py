@@ -1,4 +1,4 @@
-"""Wikitext: what a reader sees stays, by lines; marks, boxes and tables go."""
+"""Wikitext to text: visible text stays by line; markup, boxes and tables are removed."""
 
 import pytest
 
@@ -60,7 +60,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize(("source", "shown"), PAGES, ids=range(len(PAGES)))
-def test_what_a_reader_sees(source: str, shown: str | None) -> None:
+def test_the_text_a_reader_sees_is_kept(source: str, shown: str | None) -> None:
     text = plain_text(source, "A Title")
     assert text == shown or (shown is None and text.startswith("Text") and text.count("word") == 600)
 
@@ -79,7 +79,7 @@ SHOWN_REST = "\n\nTwo\n\n- item b\n\nLast mot and one [x].\n\nEnd."
         ("A {{ b. " * 1000, "A {{ b. " * 1000),
     ],
 )  # fmt: skip
-def test_what_never_ends_leaves_the_rest_of_the_page(source: str, shown: str) -> None:
+def test_unclosed_markup_keeps_the_rest_of_the_page(source: str, shown: str) -> None:
     assert plain_text(source + REST) == shown.rstrip() + SHOWN_REST
 
 

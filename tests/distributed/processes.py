@@ -1,4 +1,4 @@
-"""Runs a function of a test on several processes that form a group (gloo), and hands back what each returned."""
+"""Run a test's function on several processes that form a gloo group, and return their results."""
 
 import importlib
 import os
@@ -16,10 +16,10 @@ HERE = Path(__file__).parent
 
 
 def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 300.0) -> list[Any]:
-    """Call `function(*arguments)`, a top-level function of a test module, on each of `world` processes of one group.
+    """Call `function(*arguments)` on each of `world` processes of one group and return the results by rank.
 
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as a launcher would; the function joins the group itself.
-    Returns the results by rank. Fails with the output of the first process that failed.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as by a launcher; the function joins the group itself. It must be at the
+    top level of a test module. Fails with the output of the first process that failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
@@ -45,7 +45,7 @@ def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: f
                 process.wait()
         failed = [rank for rank, code in enumerate(codes) if code != 0]
         if failed:
-            # Where a signal ended a process, the others only report that their neighbour is gone.
+            # If a signal ended a process, the others only report that it is gone.
             shown = [rank for rank in failed if codes[rank] < 0] or failed
             logs = "\n".join(f"--- rank {n}, exit {codes[n]}\n{end_of(Path(folder) / f'log-{n}')}" for n in shown)
             raise AssertionError(f"of {world} ranks {failed} failed\n{logs}")
@@ -53,7 +53,7 @@ def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: f
 
 
 def end_of(log: Path) -> str:
-    """Return the last 2,000 characters of a process's output, or the first 3,000 from the place where it crashed."""
+    """Return the last 2,000 characters of a process's output, or the first 3,000 from where it crashed."""
     text = log.read_text(errors="replace")
     fault = text.rfind("Fatal Python error")
     return text[-2000:] if fault < 0 else text[fault : fault + 3000]

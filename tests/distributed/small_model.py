@@ -61,7 +61,7 @@ def part(batch: Batch, mesh: ProcessMesh) -> Batch:
 
 
 def trainer_on(mesh: ProcessMesh, recipe: ResolvedRecipe, config: ModelConfig) -> Trainer:
-    """A trainer whose weights are those of seed 3, on whatever mesh."""
+    """Build a trainer on a mesh, with the weights of seed 3."""
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
     return Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
 

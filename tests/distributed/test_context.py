@@ -1,4 +1,4 @@
-"""Sequences shared by 2 and 4 processes against one process that has them whole."""
+"""Sequences split over 2 and 4 processes, compared with one process that has whole sequences."""
 
 import copy
 from typing import Any
@@ -44,8 +44,9 @@ FEW = ("llama", "window within a chunk", "window over chunks", "soft cap and win
 
 
 def starts(batch: int = BATCH, length: int = LENGTH) -> Tensor:
-    """Where documents begin: rows of one, of some that end and begin at the chunks' edges and of one token each, and
-    of ragged ones."""
+    """Return document starts: rows of one document, of some that begin and end at chunk edges and of one token each, and of
+    ragged ones.
+    """
     begins = torch.zeros(batch, length, dtype=torch.bool)
     begins[:, 0] = True
     begins[1, [1, 6, 7, 8, 12, 24, 36, length - 1]] = True
@@ -60,7 +61,7 @@ def batches() -> dict[str, Documents | None]:
 
 
 def results(model: Any, inputs: Tensor, targets: Tensor, documents: Documents | None, valid: int) -> tuple[Tensor, ...]:
-    """Logits, loss and the gradients of all weights."""
+    """Return logits, loss and the gradients of all weights."""
     logits = model.logits(inputs, documents)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1) / valid
     model.zero_grad()
@@ -73,7 +74,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def measured(ways: int) -> dict[str, Any]:
-    """Everything that takes processes, in one group of them, for it takes longer to start them than to do it."""
+    """Measure everything that needs processes in one group, since starting processes takes longest."""
     mesh = join(Parallel(context=ways), torch.device("cpu"))
     few = {name: MODELS[name] for name in FEW}
     return {
@@ -92,7 +93,7 @@ def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 def deviations(
     mesh: ProcessMesh, dtype: torch.dtype, models: dict[str, dict[str, Any]]
 ) -> dict[str, tuple[float, float, float]]:
-    """By model and batch: largest deviation of logits, loss and gradients from those of one process."""
+    """Return by model and batch the largest deviations of logits, loss and gradients from one process."""
     draw = torch.Generator().manual_seed(3)
     inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=draw)
     targets = torch.randint(-1, 97, (BATCH, LENGTH), generator=draw)
@@ -121,14 +122,14 @@ def deviations(
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-12), ("fp32", 5e-6)])
-def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
+def test_context_parallelism_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
     for measured in by_rank:
         assert len(measured[dtype]) == 2 * len(MODELS if dtype == "fp64" and len(by_rank) == 2 else FEW) + 1
         assert not {name: values for name, values in measured[dtype].items() if not max(values) <= tolerance}
 
 
 def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
-    """Largest deviations of attention; with a length of 64, by FlexAttention's mask."""
+    """Return the largest deviations of attention; for length 64 with FlexAttention's mask."""
     draw = torch.Generator().manual_seed(4)
     found = {}
     begins = torch.zeros(2, length, dtype=torch.bool)
@@ -152,7 +153,7 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
             gradients = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
             mine = [cut.take(x.detach().transpose(1, 2)).transpose(1, 2).requires_grad_() for x in (q, k, v)]
             name = f"{length}, {spec}, {'packed' if documents else 'whole'}"
-            if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
+            if length == 64:  # the kernel is for CUDA; its CPU reference has no backward pass
                 with torch.no_grad():
                     scope = AttentionScope(spec, local, local.block_mask(spec))
                     out = context.attend(*(x.detach() for x in mine), scope, group=RankGroup.of(mesh, "context"))
@@ -183,7 +184,7 @@ def flexed(ways: int) -> dict[str, float]:
 
 
 @pytest.mark.long
-def test_the_mask_for_cuda() -> None:
+def test_the_mask_for_cuda_equals_the_formula() -> None:
     for measured in run_on(2, flexed, 2):
         assert len(measured) == 10
         assert not {name: value for name, value in measured.items() if not value <= 1e-11}
@@ -191,7 +192,7 @@ def test_the_mask_for_cuda() -> None:
 
 def gathered(mesh: ProcessMesh) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    # The other types that keys and values come in: small whole numbers add up exactly in each.
+    # The other types of keys and values: small whole numbers add up exactly in each.
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(8.0).view(1, 1, 8, 1).expand(2, 2, 8, 4)
         cut = SequenceShard.of(mesh, 8)
@@ -211,11 +212,11 @@ def test_gradients_add_up_in_narrow_types(by_rank: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize("ways", [1, 2, 3, 4, 8])
-def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
+def test_the_split_is_a_balanced_partition(ways: int) -> None:
     length = 48 * ways
     places = [SequenceShard(ways, place, length).positions() for place in range(ways)]
     assert torch.equal(torch.cat(places).sort().values, torch.arange(length))
-    pairs = {int((position + 1).sum()) for position in places}  # each query sees itself and what came before
+    pairs = {int((position + 1).sum()) for position in places}  # each query attends to itself and to earlier tokens
     assert pairs == {length * (length + 1) // 2 // ways}
     x = torch.arange(2 * length).view(2, length)
     for place, position in enumerate(places):
@@ -226,12 +227,12 @@ def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
     ("ways", "length", "says"),
     [(4, 1_030, "parallel.context = 4.* 8 equal parts.* 1024 or 1032"), (4, 5, "that does is 8$"), (2, 3, "is 4$")],
 )
-def test_lengths_that_do_not_divide_are_refused(ways: int, length: int, says: str) -> None:
+def test_indivisible_lengths_are_errors(ways: int, length: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         SequenceShard.of(ProcessMesh(Parallel(context=ways)), length)
 
 
-def test_what_cannot_be_split() -> None:
+def test_models_that_cannot_be_split_are_errors() -> None:
     require_context(config(labels=3), Parallel())
     with pytest.raises(InputError, match="parallel.context: 2 processes cannot share the texts of a classifier"):
         require_context(config(labels=3), Parallel(context=2))

@@ -1,4 +1,4 @@
-"""However a run is split, it trains as one process does."""
+"""Data-parallel layouts train like one process."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def on_a_team(layout: Parallel, cases: list[tuple[Recipe, bool]]) -> list[dict[s
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
-    """Largest difference of losses and norms, and of weights."""
+    """Return the largest differences of losses and norms, and of weights."""
     pairs = zip(one["told"], other["told"], strict=True)
     losses = max(max(abs(a[0] - b[0]), abs(a[1] - b[1]) / a[1]) for a, b in pairs)
     weights = max(np.abs(one["weights"][name] - other["weights"][name]).max() for name in other["weights"])
@@ -53,7 +53,7 @@ CASES = [
     (recipe_of("fp32", optimizer={"kind": "lion", "learning_rate": 1e-4}), True),
     (recipe_of("fp8", micro_batch=2), False),
 ]
-# Each way to split alone is held in all cases, their products in two of them.
+# Each layout alone runs all cases; combinations run two of them.
 WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(context=2)]
 
 
@@ -84,7 +84,7 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
         "pp2 zero3", "pp2 hsdp",
     ],
 )  # fmt: skip
-def test_trains_as_one_process(layout: Parallel) -> None:
+def test_data_parallel_layouts_train_like_one_process(layout: Parallel) -> None:
     cases = CASES if layout in WHOLE else CASES[3:5] if layout.data == 4 else CASES[1::3]
     alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in cases]
     for found in run_on(layout.world, on_a_team, layout, cases):
@@ -92,14 +92,14 @@ def test_trains_as_one_process(layout: Parallel) -> None:
             losses, weights = difference(expected, given)
             limits = {"fp64": (1e-11, 1e-9), "fp32": (1e-5, 1e-4), "fp8": (1e-2, 8e-2)}[recipe.train.precision]
             assert losses <= limits[0]
-            if recipe.train.optimizer.kind == "adamw":  # the others turn rounding near zero into whole steps
+            if recipe.train.optimizer.kind == "adamw":  # the other optimizers turn rounding near zero into whole steps
                 assert weights <= limits[1]
             assert given["start"] == expected["start"]
             assert [row[3] for row in given["told"]] == [row[3] for row in expected["told"]]
 
 
 def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
-    """Ten steps in fp16 from a loss scale that is far too large: loss, whether it overflowed, the next scale."""
+    """Take ten steps in fp16 from a loss scale that is far too large; return loss, overflow and the next scale of each."""
     mesh = SINGLE_PROCESS if layout.world == 1 else join(layout, torch.device("cpu"))
     recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
     trainer = trainer_on(mesh, recipe, config_of())
@@ -124,14 +124,14 @@ def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
     assert overflows[0] and not all(overflows)
     every = run_on(layout.world, scaled, layout)
     assert all(found == every[0] for found in every)
-    # FSDP2 gathers all weights in fp16, so all gradients are fp16 numbers until they are added up, and overflow sooner.
+    # FSDP2 gathers all weights in fp16, so gradients are fp16 until they are reduced, and overflow sooner.
     assert expected[-1][2] / every[0][-1][2] in ((1.0, 2.0, 4.0, 8.0) if layout.shard > 1 else (1.0,))
     alike = [one[0] - other[0] for one, other in zip(expected, every[0], strict=True) if one[1] and other[1]]
     assert len(alike) >= 3 and max(map(abs, alike)) < 5e-3
 
 
 @pytest.mark.long
-def test_compiled_and_recomputed_blocks_that_share_matrices_train_as_one_process() -> None:
+def test_compiled_and_recomputed_blocks_with_shared_matrices_train_like_one_process() -> None:
     compiled = recipe_of("fp32", recompute="full", compile="on")
     alone = trained(recipe_of("fp32"), False, SINGLE_PROCESS)
     for (found,) in run_on(2, on_a_team, Parallel(tensor=2), [(compiled, False)]):
@@ -164,7 +164,7 @@ def of_each(layout: Parallel) -> dict[str, Any]:
     }
 
 
-def test_places_on_the_mesh() -> None:
+def test_ranks_on_the_mesh() -> None:
     found = run_on(4, of_each, Parallel(tensor=2, pipeline=2))
     for rank, of in enumerate(found):
         places = {"pipeline": rank // 2, "replicate": 0, "shard": 0, "context": 0, "tensor": rank % 2}
@@ -186,12 +186,12 @@ def test_places_on_the_mesh() -> None:
         (Parallel(tensor=3), 8, r"= 3 does not divide 8; possible: \[1, 2, 4, 8\]"),
     ],
 )  # fmt: skip
-def test_another_number_of_processes_says_what_would_fit(layout: Parallel, world: int, says: str) -> None:
+def test_a_wrong_number_of_processes_is_an_error_with_advice(layout: Parallel, world: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         require_world(layout, world)
 
 
-def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
+def test_the_digest_of_saved_tensors_does_not_change() -> None:
     ramp = torch.arange(3_000_000, dtype=torch.float32).view(1500, 2000)
     assert (
         sharded_tensors.tensors_digest([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)

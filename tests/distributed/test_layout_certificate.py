@@ -1,4 +1,4 @@
-"""Every way to split a model trains it equally: the certificate of layouts, short here, with all layouts in the long tests."""
+"""The certificate of layouts: every layout trains equally; short here, with all layouts in the long tests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_five_layouts_train_like_one_process(tmp_path: Path) -> None:
     for row in results["rows"]:
         assert row["loss"] <= 1e-12 and row["weight"] <= 1e-12, row
     assert certificate.missed(results) == []
-    # Finished runs are kept, and a changed number is noticed.
+    # Finished runs are kept, and a changed value is detected.
     kept = tmp_path / "runs" / "tp2" / "hard-fp64" / "run.json"
     values = read_json(kept)
     write_json(kept, values | {"losses": [loss + 1e-6 for loss in values["losses"]]})
@@ -36,7 +36,7 @@ def test_five_layouts_train_like_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_layouts_train_like_one_process(tmp_path: Path) -> None:
-    """In fp64, where a difference is a fault; the committed results have fp32 and bf16 too."""
+    """Run in fp64, where a difference is a fault; the committed results have fp32 and bf16 too."""
     settings = certificate.Scope().settings | {"steps": 2}
     results = certificate.certify(replace(certificate.Scope(), precisions=("fp64",), settings=settings), tmp_path)
     assert len(results["rows"]) == 46 and certificate.missed(results) == []

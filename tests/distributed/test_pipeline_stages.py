@@ -1,4 +1,4 @@
-"""Pipelines of 2 and 4 processes against one process: losses of each micro-batch and gradients of every weight."""
+"""Pipelines of 2 and 4 processes compared with one: losses of each micro-batch and gradients of every weight."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def task_for(name: str) -> Any:
 
 
 def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Ragged documents; a different number of targets in each row, none in one of them for the masked objective."""
+    """Return ragged documents with a different number of targets per row, and none in one row for the masked objective."""
     draw = torch.Generator().manual_seed(3)
     inputs_BT = torch.randint(1, config.vocabulary, (rows, LENGTH), generator=draw)
     if config.labels:
@@ -71,13 +71,15 @@ def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor
     targets_BT = torch.randint(1, config.vocabulary, (rows, LENGTH), generator=draw)
     share_B1 = torch.arange(rows)[:, None] / rows if task == "masked" else torch.full((rows, 1), 0.9)
     targets_BT[torch.rand(rows, LENGTH, generator=draw) >= share_B1] = -1
-    starts_BT = torch.rand(rows, LENGTH, generator=draw) < 0.25  # other pieces than those that end-of-text tokens end
+    starts_BT = (
+        torch.rand(rows, LENGTH, generator=draw) < 0.25
+    )  # documents other than those separated by end-of-text tokens
     starts_BT[:, 0] = True
     return inputs_BT, targets_BT, starts_BT if task == "causal" else None
 
 
 def value_of(name: str, shape: torch.Size, config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Its initial value and a little more, so that what starts at zero has gradients behind it too."""
+    """Return a parameter's initial value plus an offset, so that parameters that start at zero have gradients too."""
     value = initial_tensor(name, shape, config, SEED).to(dtype)
     draw = torch.Generator().manual_seed(len(name))
     return value + 0.05 * torch.randn(shape, generator=draw).to(dtype)
@@ -87,7 +89,7 @@ def value_of(name: str, shape: torch.Size, config: ModelConfig, dtype: torch.dty
 def alone(
     config: ModelConfig, task_name: str, rows: int, parts: int, dtype: torch.dtype, narrow: bool
 ) -> tuple[list[MicroBatchLoss], dict[str, Tensor], list[tuple[Tensor, Tensor | None]]]:
-    """One process: what each micro-batch gives, the sum's gradients by name, and the scores."""
+    """Return the results of one process: output of each micro-batch, gradients of the sum by name, and scores."""
     model, task = build_model(config, SEED).to(dtype), task_for(task_name)
     task.prepare(model)
     with torch.no_grad():
@@ -108,7 +110,7 @@ def alone(
 
 
 def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
-    """This process's part of the model with the same values, as training builds it."""
+    """Return this process's part of the model with the same values, built as training builds it."""
     held = [stage_spans(config, mesh.layout)[stage] for stage in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
     model, task = meta_model(config).to(dtype), task_for(task_name)
     task.prepare(model)
@@ -145,7 +147,7 @@ def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.d
 
 
 class Counted:
-    """Products of blocks, counted."""
+    """Counter of the matrix products of blocks."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -158,7 +160,9 @@ class Counted:
 def against_one(
     mesh: ProcessMesh, family: str, layers: int, task_name: str, rows: int, parts: int, dtype: torch.dtype, wrap: str
 ) -> dict[str, float]:
-    """Largest differences of losses, gradients and scores to one process; whether every weight and sequence was there."""
+    """Return the largest differences of losses, gradients and scores from one process, and whether all weights and sequences
+    were present.
+    """
     config = config_for(family, layers, labels=3 if task_name in ("classify", "frozen") else 0)
     found, gradients, scores = alone(config, task_name, rows, parts, dtype, wrap == "bf16")
     pipe = piped(mesh, config, task_name, dtype, wrap)
@@ -190,7 +194,7 @@ def against_one(
             compare("loss", ours.total, theirs.total)
             compare("loss", ours.nats_B, theirs.nats_B)
             assert theirs.correct_B is None or bool((ours.correct_B == theirs.correct_B).all())
-    if wrap == "recompute":  # each block once more, and no oftener; of each of its 4 products, the last needs not be
+    if wrap == "recompute":  # each block runs exactly once more; the last of its 4 products is not needed
         here_blocks = [block for stage in pipe.stages for block in filter(None, stage.model.blocks)]
         passes = 2 * here * len(here_blocks)
         assert passes * 7 <= here_blocks[0].attention.project.number <= passes * 8
@@ -213,7 +217,7 @@ def against_one(
         nats, right = one
         compare("score", nats, nats_alone)
         assert right is None or bool((right == right_alone).all())
-    with torch.no_grad():  # other weights in their place are seen at once; of zeros the prediction is uniform
+    with torch.no_grad():  # replaced weights take effect at once; zeros give a uniform prediction
         for parameter in pipe.model.parameters():
             parameter.zero_()
     if (uniform_scores := pipe.score(*parts_here[0])) is not None:
@@ -223,7 +227,7 @@ def against_one(
 
 
 def several(cases: list[tuple[Any, ...]]) -> list[dict[str, float]]:
-    """Several cases on the processes of one group."""
+    """Run several cases on the processes of one group."""
     mesh = join(cases[0][0], CPU)
     meshes = {tuple(getattr(cases[0][0], axis) for axis in MESH_AXES): mesh.device_mesh}
     found = []
@@ -239,7 +243,7 @@ def check(cases: list[tuple[Any, ...]], world: int) -> None:
     for of_rank in run_on(world, several, cases):
         for case, worst in zip(cases, of_rank, strict=True):
             limit = {torch.float64: 1e-12, torch.float32: 1e-5}[case[-2]]
-            if case[-1] == "bf16":  # one process adds the same numbers up in the same order
+            if case[-1] == "bf16":  # one process adds the same numbers in the same order
                 limit = 1e-6
             assert max(worst.values()) <= limit, f"{case}: {worst}"
 
@@ -252,7 +256,7 @@ IN_TWO = ("zbv", "dualpipev")
     "schedules", [WHOLE, pytest.param(IN_TWO, marks=[NEEDS_213, pytest.mark.long])], ids=["whole", "in-two"]
 )
 def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
-    """Untied and tied, decoder, encoder, classifier and a frozen one; recompute; fp64, fp32, bf16."""
+    """Cover untied and tied weights, decoder, encoder, classifier and a frozen model; recompute; fp64, fp32, bf16."""
     wide, narrow = torch.float64, torch.float32
     each = (
         ("qwen3", 5, "causal", 8, 4, wide, "recompute"), ("gpt2", 5, "causal", 8, 4, wide, "plain"),
@@ -260,13 +264,13 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
         ("bert", 4, "frozen", 8, 4, wide, "plain"), ("gpt2", 4, "causal", 8, 4, narrow, "plain"),
         ("gpt2", 4, "causal", 8, 4, narrow, "bf16"),
     )  # fmt: skip
-    # The first schedule with each, and each other schedule with those that its passes treat in their own ways.
+    # The first schedule with every case, and each other schedule with the cases that its passes treat differently.
     cases = [
         (Parallel(pipeline=2, schedule=schedule), *case)
         for number, schedule in enumerate(schedules)
         for case in (each if number == 0 else each[:2] + each[3:4])
     ]
-    if schedules == WHOLE:  # what a layer sees and how it is rotated goes by its number in the whole model
+    if schedules == WHOLE:  # attention pattern and rotation depend on the layer's index in the whole model
         layout = Parallel(pipeline=2, schedule="interleaved")
         cases += [(layout, "gemma3", 7, "causal", 8, 4, wide, "plain"), (layout, "smollm3", 7, "causal", 8, 4, wide, "plain"),
                   (layout, "roberta", 4, "masked", 8, 4, wide, "plain")]  # fmt: skip
@@ -276,7 +280,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
 @pytest.mark.long
 @NEEDS_213
 def test_four_processes_give_the_losses_and_gradients_of_one() -> None:
-    """A pipeline of four; two pipelines that share their weights (FSDP2)."""
+    """Cover a pipeline of four stages, and two pipelines that shard their weights (FSDP2)."""
     wide, cases = torch.float64, []
     for schedule in ("interleaved", *IN_TWO):
         cases += [
@@ -287,8 +291,8 @@ def test_four_processes_give_the_losses_and_gradients_of_one() -> None:
     check(cases, 4)
 
 
-def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
-    """Against every possible keep_stages, tried in turn."""
+def test_stages_are_balanced_by_cost_with_embedding_and_head() -> None:
+    """Compare with every possible keep_stages."""
     plain = config_for("qwen3", 7)
     windows = config_for("gemma3", 7)
     for config, count in itertools.product((plain, plain.with_changes(vocabulary=4_000), windows), (1, 2, 3, 4, 7)):
@@ -312,13 +316,13 @@ def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
         (Parallel(pipeline=4, schedule="dualpipev"), 5, "but 8;"),
     ],
 )
-def test_too_few_micro_batches_say_how_many_fit(layout: Parallel, count: int, says: str) -> None:
+def test_too_few_micro_batches_are_an_error_with_advice(layout: Parallel, count: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         require_micro_batches(layout, count)
     require_micro_batches(layout, 8)
 
 
-def test_schedules_that_cannot_run_here_are_refused() -> None:
+def test_unusable_schedules_are_errors() -> None:
     layout = Parallel(pipeline=2, schedule="zbv")
     with pytest.raises(InputError, match=r"zbv hangs on CPUs \(gloo\) with torch 2.11.0"):
         pipeline.require_schedule(layout, CPU, "2.11.0+cpu")
@@ -327,8 +331,8 @@ def test_schedules_that_cannot_run_here_are_refused() -> None:
     pipeline.require_schedule(layout, CPU, "2.13.1")
 
 
-def test_a_loss_twice_on_its_way_back_has_the_same_gradient_twice() -> None:
-    """As in a backward pass that is taken in two: the inputs' part first, the weights' later."""
+def test_a_second_backward_pass_through_the_loss_has_the_same_gradient() -> None:
+    """The backward pass may be split in two: the inputs' part first, the weights' part later."""
     draw = torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(n, 8, generator=draw, dtype=torch.float64, requires_grad=True) for n in (6, 11))
     loss = chunked_cross_entropy(hidden, head, torch.arange(6), chunk=4).total / 3.0

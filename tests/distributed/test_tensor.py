@@ -1,4 +1,4 @@
-"""Every way a model is cut over a tensor group, against the same model on one process: loss and every gradient."""
+"""Tensor-parallel models compared with one process: loss and every gradient."""
 
 from itertools import product
 from typing import Any
@@ -61,7 +61,7 @@ def task_of(case: dict[str, Any], wanted: ModelConfig) -> ObjectiveTask:
 
 
 def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Packed documents, ragged and some without a target; the vocabulary's last ids are among them."""
+    """Return packed ragged documents, some without a target; they contain the last ids of the vocabulary."""
     draw = torch.Generator().manual_seed(3)
     inputs = torch.randint(1, wanted.vocabulary, (ROWS, LENGTH), generator=draw)
     if wanted.labels:
@@ -75,7 +75,7 @@ def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def step(model: Transformer, task: ObjectiveTask, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-    """Loss of the batch and nats of each sequence, after a backward pass through each of two micro-batches."""
+    """Return loss and nats of each sequence after a backward pass through each of two micro-batches."""
     total, nats = 0.0, []
     for part in range(2):
         mine = slice(part * ROWS // 2, (part + 1) * ROWS // 2)
@@ -88,7 +88,7 @@ def step(model: Transformer, task: ObjectiveTask, inputs: Tensor, targets: Tenso
 
 
 def worst(model: Transformer, alone: Transformer) -> float:
-    """Largest difference of a gradient, relative to the tensor's largest or a thousandth of the model's."""
+    """Return the largest difference of a gradient, relative to the tensor's largest value or a thousandth of the model's."""
     wanted = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
     found = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     assert list(found) == list(wanted), "names and ties stay"
@@ -100,7 +100,7 @@ def worst(model: Transformer, alone: Transformer) -> float:
 
 
 def differences(mesh: ProcessMesh, case: dict[str, Any], dtype: torch.dtype) -> dict[str, float]:
-    """How far a split model's loss and gradients are from those of this process alone."""
+    """Return the differences of a split model's loss and gradients from those of one process."""
     wanted = config_of(case)
     alone, model = stirred(wanted).to(dtype), stirred(wanted).to(dtype)
     apply_tp(model, mesh)
@@ -133,7 +133,7 @@ def against_one(
     return {(name, dtype): differences(mesh, CASES[name], dtype) for dtype, names in work for name in names}
 
 
-# Four processes where their number matters: a vocabulary, heads and a norm over all of them that are divided by four.
+# Four processes for parts whose size matters: vocabulary, heads and a norm over all of them, divided by four.
 BY_FOUR = (
     "llama, wide vocabulary, chunks", "qwen3, tied, all recomputed", "olmo2", "olmo2, a part recomputed", "gpt2", "modernbert",
     "bert, classifier",
@@ -152,14 +152,14 @@ BY_FOUR = (
     ],
     ids=["2", "4"],
 )
-def test_split_models_are_the_same_model(ways: int, work: list[tuple[torch.dtype, list[str]]]) -> None:
+def test_tensor_parallel_models_equal_one_process(ways: int, work: list[tuple[torch.dtype, list[str]]]) -> None:
     for of in run_on(ways, against_one, Parallel(tensor=ways), work, timeout=300):
         for (name, dtype), found in of.items():
             assert max(found.values()) <= TOLERANCE[dtype], (name, dtype, found)
 
 
 def cut_by_fsdp(parameter: nn.Parameter) -> Shard:
-    """The last dimension that the tensor group leaves whole."""
+    """Return the last dimension that the tensor group does not split."""
     assert isinstance(parameter, DTensor)
     cut = [placement.dim for placement in parameter.placements if isinstance(placement, Shard)]
     even = [d for d in range(parameter.dim()) if d not in cut and parameter.shape[d] % 2 == 0]
@@ -167,7 +167,7 @@ def cut_by_fsdp(parameter: nn.Parameter) -> Shard:
 
 
 def fill(model: Transformer, wanted: Transformer) -> None:
-    """Each process its part of the values, from a model without memory."""
+    """Fill each process's part of the values of a model on the meta device."""
     if wanted.config.tie_embeddings and not wanted.config.labels:
         model.head.tie(model.embedding)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def fill(model: Transformer, wanted: Transformer) -> None:
 
 
 def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]:
-    """Split on the meta device, FSDP2 over it, each data rank one half of the batch."""
+    """Split on the meta device and apply FSDP2, with half of the batch on each data rank."""
     mesh = join(layout, torch.device("cpu"))
     assert mesh.device_mesh is not None
     found = {}
@@ -215,7 +215,7 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
 
 
 @pytest.mark.long
-def test_fsdp_over_a_split_model_is_the_same_model() -> None:
+def test_fsdp_over_a_tensor_parallel_model_equals_one_process() -> None:
     names = ["qwen3, tied, all recomputed", "olmo2", "bert", "bert, classifier"]
     for of in run_on(4, with_fsdp, Parallel(shard=2, tensor=2), names, timeout=300):
         for name, differences in of.items():
@@ -234,13 +234,15 @@ def test_fsdp_over_a_split_model_is_the_same_model() -> None:
         ({"kv_heads": 4, "mlp_width": 49, "sequence_length": 23}, Parallel(tensor=2), r"49 .*: 1$"),
     ],
 )  # fmt: skip
-def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any], layout: Parallel, says: str) -> None:
+def test_indivisible_sizes_are_errors_that_suggest_divisible_ones(
+    changes: dict[str, Any], layout: Parallel, says: str
+) -> None:
     with pytest.raises(InputError, match=says):
         require_tensor(config(**{"heads": 4, **changes}), layout)
 
 
-def test_shards_that_do_not_divide_what_a_tensor_group_leaves_are_refused_before_a_model_is_made() -> None:
-    """And only those: the rule agrees with what FSDP is asked to do with every parameter of a model."""
+def test_indivisible_shards_of_a_tensor_parallel_model_are_errors_before_it_is_built() -> None:
+    """Only those are errors: the rule agrees with what FSDP would do to every parameter of a model."""
     for changes, layout in product(
         ({"width": 48}, {"width": 48, "qkv_bias": True}, {"width": 40, "heads": 2, "kv_heads": 2, "qkv_bias": True}),
         (Parallel(tensor=2, shard=n, context=c) for n in (1, 2, 3, 5, 6) for c in (1, 2)),

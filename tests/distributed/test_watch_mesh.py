@@ -1,4 +1,4 @@
-"""Statistics of layers are the same on every mesh, sound their alarms there, and measuring them changes no bit."""
+"""Layer statistics: equal on every mesh, with alarms, and without changing a bit of the training."""
 
 import json
 from collections.abc import Callable
@@ -46,13 +46,13 @@ class Log:
 
 
 def watched_trainer(mesh: ProcessMesh, tied: bool) -> Trainer:
-    # Biases are whole on each tensor rank, next to matrices that are not.
+    # On each tensor rank biases are whole and matrices are not.
     recipe = recipe_of("fp64").model_copy(update={"parallel": mesh.layout})
     return trainer_on(mesh, recipe, replace(config_of(tied), out_bias=True, mlp_bias=True))
 
 
 def watched(layout: Parallel, tied: bool) -> tuple[dict[str, Any], bool]:
-    """The statistics of a step, and whether its update has the bits of a step that is not watched."""
+    """Return the statistics of a step, and whether its update equals that of an unwatched step bit for bit."""
     mesh, digests, log = join(layout, torch.device("cpu")), [], Log()
     for every in (1, 0):
         trainer = watched_trainer(mesh, tied)
@@ -70,10 +70,10 @@ def watched(layout: Parallel, tied: bool) -> tuple[dict[str, Any], bool]:
      pytest.param(Parallel(pipeline=2), True)],
     ids=str,
 )  # fmt: skip
-def test_statistics_are_those_of_one_process(layout: Parallel, tied: bool) -> None:
+def test_statistics_equal_those_of_one_process(layout: Parallel, tied: bool) -> None:
     trainer, batch, log = watched_trainer(SINGLE_PROCESS, tied), batches(1)[0], Log()
     stats, watch = trainer.forward_backward(batch), Watch(trainer, log, Trends(None), 1)  # type: ignore[arg-type]
-    for rank in range(layout.data):  # activations are of the first sequence of each part
+    for rank in range(layout.data):  # activations are those of the first sequence of each rank
         with watch(1, batch.part(rank, layout.data), stats.skip_flag()):
             if rank == layout.data - 1:
                 trainer.update(0, stats.grad_norm)
@@ -91,7 +91,7 @@ def test_statistics_are_those_of_one_process(layout: Parallel, tied: bool) -> No
 
 
 def grown(layout: Parallel, incidents: Path) -> None:
-    """Watch steps before the last of which the second block's output grows."""
+    """Watch steps, with the second block's output growing before the last one."""
     mesh = join(layout, torch.device("cpu"))
     trainer = watched_trainer(mesh, False)
     watch = Watch(trainer, Log(), Trends(incidents if mesh.is_main else None), 1)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_growth_in_one_block_sounds_an_alarm(layout: Parallel, tmp_path: Path) -
 def statistics(
     trainer: Trainer, data: Batch, update: Callable[[], object] = bool, sample: int = layer_metrics.SAMPLE
 ) -> dict[str, dict[str, float]]:
-    """What is logged of an update, after a backward pass."""
+    """Return the logged statistics of an update after a backward pass."""
     log = Log()
     with layer_metrics.Watch(trainer, log, Trends(None), 1, sample)(1, data, torch.zeros(())):  # type: ignore[arg-type]
         update()
@@ -125,8 +125,8 @@ def statistics(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "modernbert"])
-def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: str) -> None:
-    """Against hidden states caught by hooks in a plain pass, and scores computed whole in float64."""
+def test_activation_statistics_equal_those_of_the_forward_pass(recipe_file: Path, family: str) -> None:
+    """The reference is hidden states from hooks in a plain pass, and attention scores computed in float64."""
     objective = "masked" if family == "modernbert" else "causal"
     trainer = trainer_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
     data = batch() if objective == "causal" else trainer.task.made_up(np.random.default_rng(0), 8, trainer.model.config)
@@ -163,8 +163,8 @@ def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None
 
 
 @pytest.mark.parametrize("limit", [layer_metrics.SAMPLE, 50])
-def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int) -> None:
-    """Exactly when every element is taken, nearly when a sample is."""
+def test_update_ratios_equal_those_of_the_weights(recipe_file: Path, limit: int) -> None:
+    """Exactly if every element is read, approximately for a sample."""
     trainer = trainer_of(recipe_file)
     norm = trainer.forward_backward(batch()).grad_norm
     weights = {
@@ -199,7 +199,7 @@ def trained(
 @pytest.mark.parametrize(
     "overrides", [[], ["train.precision=bf16", "train.recompute=full", "tokens.document_mask=true"]]
 )
-def test_watching_changes_no_bit(recipe_file: Path, tmp_path: Path, overrides: list[str]) -> None:
+def test_watching_does_not_change_the_training(recipe_file: Path, tmp_path: Path, overrides: list[str]) -> None:
     weights, losses, rows = trained(recipe_file, tmp_path / "watched", 2, *overrides)
     assert (weights, losses) == trained(recipe_file, tmp_path / "not", 0, *overrides)[:2]
     assert [(row["kind"], row["step"]) for row in rows] == [("inside", 2), ("inside", 4), ("inside", 6)]

@@ -23,8 +23,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_the_cache_changes_nothing(name: str) -> None:
-    """Greedy text with kept keys and values is the text of whole forward passes."""
+def test_the_cache_does_not_change_greedy_text(name: str) -> None:
+    """Greedy text with the key-value cache equals that of whole forward passes."""
     model = stirred(config(**VARIANTS[name]))
     prompt = [5, 17, 3]
     found = list(generate(model, prompt, max_tokens=21, sampling=Sampling()))
@@ -35,13 +35,13 @@ def test_the_cache_changes_nothing(name: str) -> None:
     assert found == text[3:]
 
 
-def test_past_its_positions_a_model_goes_on_from_the_later_half() -> None:
+def test_past_its_positions_a_model_continues_from_the_later_half() -> None:
     model = stirred(config(sequence_length=8))
     found = list(generate(model, [1, 2, 3], max_tokens=12, sampling=Sampling()))
     held = [1, 2, 3]
     with torch.no_grad():
         for token in found:
-            if len(held) == 9:  # eight positions are used up, and the ninth token is to be read
+            if len(held) == 9:  # eight positions are used, and the ninth token is next
                 held = held[-4:]
             assert token == int(model.logits(torch.tensor([held]))[0, -1].argmax())
             held.append(token)
@@ -79,13 +79,13 @@ LOGITS = PROBABILITY.log().tolist()
         (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
     ],
 )
-def test_tokens_are_drawn_as_asked(sampling: Sampling, wanted: torch.Tensor) -> None:
+def test_tokens_are_drawn_by_temperature_and_top_p(sampling: Sampling, wanted: torch.Tensor) -> None:
     found = drawn(LOGITS, sampling)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)
     assert torch.equal(found > 0, wanted > 0)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_wrong_settings_are_errors() -> None:
     for settings in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(InputError, match=next(iter(settings))):
             Sampling(**settings)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_initial_weights_are_a_function_of_the_seed() -> None:
     first, again, other = (dict(build_model(config(), seed).named_parameters()) for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
-    # A deeper model starts with the same values where it has the same tensors.
+    # A deeper model has the same initial values in the tensors that both have.
     deeper = dict(build_model(config(layers=3), 0).named_parameters())
     assert all(torch.equal(first[name], deeper[name]) for name in first)
 
@@ -127,7 +127,7 @@ def tokenizer() -> Tokenizer:
 
 
 def saying(tokenizer: Tokenizer, texts: list[str]) -> Transformer:
-    """A model that says the given text, whatever it is asked: its logits are the wanted tokens'."""
+    """A model that returns the given text for any prompt: its logits favour the wanted tokens."""
     model = stirred(config(vocabulary=tokenizer.vocabulary, sequence_length=256))
     ids = iter([token for text in texts for token in [*tokenizer.encode_marked(text), tokenizer.end_of_text]])
 
@@ -171,7 +171,7 @@ def test_a_reply_ends_at_its_stop_and_never_shows_a_part_of_it(tokenizer: Tokeni
     assert chat.messages[-1] == {"role": "assistant", "content": "Steel.\nQuest for more."}
 
 
-def test_what_was_held_back_is_shown_when_a_special_token_ends_the_reply(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_held_back_text_is_shown_when_a_special_token_ends_the_reply(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = Chat(saying(tokenizer, [" One.\nQue"]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling())
     assert "".join(chat.reply("First", 50)) == " One.\nQue"
     template = Template.choose("plain", tmp_path, tokenizer)
@@ -179,7 +179,7 @@ def test_what_was_held_back_is_shown_when_a_special_token_ends_the_reply(tokeniz
     assert "".join(early.reply("First", 50)) == " A"
 
 
-def test_a_conversation_that_has_no_room_forgets_its_oldest_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_conversation_that_is_too_long_drops_its_oldest_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = Chat(
         saying(tokenizer, [f" {n}." for n in range(9)]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling(),
         system="Be short.",
@@ -192,7 +192,7 @@ def test_a_conversation_that_has_no_room_forgets_its_oldest_turns(tokenizer: Tok
     assert remembered.startswith("Be short.") and "number 8" in remembered and "number 0" not in remembered
 
 
-def test_what_cannot_be_done_is_said(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_unusable_models_and_prompts_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a file nor one of plain, chatml"):
         Template.choose("nothing", tmp_path, tokenizer)
     (tmp_path / "reaching.jinja").write_text("{{ ''.__class__.__mro__ }}")

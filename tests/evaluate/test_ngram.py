@@ -10,8 +10,8 @@ from bessemer.evaluate.ngram import NgramModel
 from bessemer.evaluate.ppmd import ppmd_bits
 
 
-def by_hand(training: list[bytes], order: int, document: bytes) -> float:
-    """Witten-Bell interpolation written down plainly, over dictionaries."""
+def reference_nats(training: list[bytes], order: int, document: bytes) -> float:
+    """Return the nats of a document by Witten-Bell interpolation in plain Python, over dictionaries."""
     padded = [[256] * (order - 1) + list(text) for text in training]
     grams = {
         n: Counter(tuple(t[i - n + 1 : i + 1]) for t in padded for i in range(order - 1, len(t)))
@@ -37,15 +37,15 @@ def by_hand(training: list[bytes], order: int, document: bytes) -> float:
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
-def test_against_the_formula_by_hand(order: int) -> None:
+def test_nats_equal_the_reference_formula(order: int) -> None:
     training = [b"the cat sat on the mat", b"the dog sat", b"", bytes(range(200, 256))]
     model = NgramModel(training, order)
     for document in (b"the cat", b"zzz the", bytes([0, 255, 254, 7]), b"t"):
-        assert model.nats([document]) == pytest.approx(by_hand(training, order, document), rel=1e-12)
+        assert model.nats([document]) == pytest.approx(reference_nats(training, order, document), rel=1e-12)
     assert model.nats([b"the cat", b"a"]) == pytest.approx(model.nats([b"the cat"]) + model.nats([b"a"]), rel=1e-12)
 
 
-def test_ppmd_takes_the_bits_of_one_compressed_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ppmd_bits_equal_those_of_one_compressed_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     pyppmd = pytest.importorskip("pyppmd", reason="the extra ppmd is not installed")
     text = Path(__file__).read_bytes() * 3
     training, held_out = [text[:3000], text[3000:9000]], [text[9000:9500], b"a few other words", b""]
@@ -60,8 +60,8 @@ def test_ppmd_takes_the_bits_of_one_compressed_stream(monkeypatch: pytest.Monkey
     assert ppmd_bits(training, held_out) is None
 
 
-def test_precision_recall_and_f1_by_hand() -> None:
-    # 10 of a: 8 found; 5 of b: 3 found; none of c, but one taken for it.
+def test_precision_recall_and_f1_equal_manual_values() -> None:
+    # 10 of a, 8 found; 5 of b, 3 found; none of c, but one predicted.
     rows = scores_by_class(("a", "b", "c"), [[8, 1, 1], [2, 3, 0], [0, 0, 0]])
     assert [row["texts"] for row in rows] == [10, 5, 0]
     assert [row["precision"] for row in rows] == [8 / 10, 3 / 4, 0.0]

@@ -1,4 +1,4 @@
-"""Evaluation tasks: their files, scores while a model trains and after, and mistakes."""
+"""Evaluation tasks: their files, scores during and after training, and mistakes."""
 
 import gzip
 import json
@@ -75,8 +75,8 @@ def subject(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> ScoredM
     return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
 
 
-def test_likelihoods_are_those_of_each_sequence_alone(subject: ScoredModel, tmp_path: Path) -> None:
-    """In any batch; special tokens in a task are text; compressed data are read."""
+def test_likelihoods_in_a_batch_equal_those_of_single_sequences(subject: ScoredModel, tmp_path: Path) -> None:
+    """Check this in any batch; special tokens in a task are text; compressed data can be read."""
     end = subject.tokenizer.end_of_text_token
     pairs = [
         ("The quick", " brown fox"), ("", "The quick"), ("The ", "quick"), ("def", " read(self, path):\n    return"),
@@ -133,14 +133,14 @@ def test_tasks_are_scored_while_training_and_after(
     page = (run / "report.html").read_text()
     assert 'id="tasks"' in page and "tasks-bits_per_byte" in page and "tasks-acc_norm" in page
     assert set(evaluate("--task", write_task(tmp_path, "other", CLOZE))) == {"choice", "text", "other"}
-    # Changed data are scored again by the same command.
+    # The same command scores changed data again.
     write_rows(data, ROWS[:20])
     assert {name: task["items"] for name, task in evaluate().items()} == {"choice": 20, "text": 20}
     tags = EventAccumulator(str(run / "tensorboard")).Reload().Tags()["scalars"]
     assert "tasks/acc/choice" in tags and not any("content" in tag for tag in tags)
 
 
-def test_an_interval_is_that_of_a_mean(subject: ScoredModel, tmp_path: Path) -> None:
+def test_the_interval_is_that_of_a_mean(subject: ScoredModel, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", [{**row, "label": n % 2} for n, row in enumerate(ROWS)])
     (task,) = open_tasks([write_task(tmp_path, "own", CHOICE)])
     score = score_task(task, subject)[0]["scores"]["acc"]
@@ -171,7 +171,7 @@ def test_a_task_that_cannot_be_loaded_is_one_error(tmp_path: Path, text: str, ro
     assert says in str(error.value) and "own.yaml" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_tasks_are_loaded_before_anything_is_done(
+def test_tasks_are_loaded_before_other_work(
     runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", ROWS)
@@ -181,7 +181,7 @@ def test_tasks_are_loaded_before_anything_is_done(
         sets = (f"run.dir={tmp_path / 'new'}", f"evaluate.tasks={json.dumps(tasks)}")
         assert run_command(["run", str(recipe_file), *(part for one in sets for part in ("--set", one))]) == 2
         assert says in capsys.readouterr().err
-    # Without the extra.
+    # Without the optional package.
     code = (
         "import sys; sys.modules['lm_eval'] = None\nfrom bessemer.common.errors import InputError\n"
         f"from bessemer.evaluate.task_files import open_tasks\ntry: open_tasks([{own!r}])\n"
@@ -189,7 +189,7 @@ def test_tasks_are_loaded_before_anything_is_done(
     )
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'bessemer[tasks]'" in made.stdout
-    # Nothing of the harness is loaded where a recipe has no tasks.
+    # A recipe without tasks imports nothing of the harness.
     code = "import sys, bessemer.workflow.stages, bessemer.train.loop, bessemer.evaluate.final; print('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
@@ -198,7 +198,7 @@ def test_tasks_are_loaded_before_anything_is_done(
     ("goal", "answer", "says"),
     [("a", "", "has 0 tokens"), ("The", " word" * 400, "tokens of its own"), ("word " * 200, " fox", "")],
 )
-def test_an_answer_is_scored_whole_or_not_at_all(
+def test_an_answer_is_scored_completely_or_not_at_all(
     subject: ScoredModel, tmp_path: Path, goal: str, answer: str, says: str
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"goal": goal, "sol1": answer}])
@@ -210,7 +210,7 @@ def test_an_answer_is_scored_whole_or_not_at_all(
         assert score_task(task, subject)[0]["cut"] == 1
 
 
-def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Path) -> None:
+def test_contamination_is_reported_for_the_same_data_or_names_the_other(tmp_path: Path) -> None:
     for name in ("mine", "copy", "other"):
         write_rows(tmp_path / f"{name}.jsonl", [{"goal": "a", "sol1": "a row"}])
     recipe = tmp_path / "r.toml"

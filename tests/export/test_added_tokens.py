@@ -1,4 +1,4 @@
-"""Special tokens added to an imported model: their rows, and every command on the run and its export."""
+"""Special tokens added to an imported model: their rows, and commands on the run and its export."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>", "c
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text/ and models of 400 ids: tied with a row for each id, untied with 30 rows to spare, and an encoder."""
+    """text/ and models of 400 ids: tied with one row per id, untied with 30 spare rows, and an encoder."""
     folder = tmp_path_factory.mktemp("added")
     write_text(folder / "text")
     texts = [path.read_text() for path in sorted((folder / "text").rglob("*.*"))]
@@ -73,11 +73,11 @@ ROWS = {
     "padded": ["model.embed_tokens.weight", "lm_head.weight"],
     "bert": ["bert.embeddings.word_embeddings.weight", "cls.predictions.bias"],
 }
-VOCABULARY = {"tied": IDS + 2, "padded": IDS + 30, "bert": IDS + 2}  # rows to spare are used first
+VOCABULARY = {"tied": IDS + 2, "padded": IDS + 30, "bert": IDS + 2}  # spare rows are used first
 
 
 @pytest.mark.parametrize("name", list(ROWS))
-def test_added_tokens_start_as_the_mean_of_their_pieces(
+def test_added_tokens_are_initialized_as_the_mean_of_their_pieces(
     name: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml, run = recipe(place, name), place / "runs" / name
@@ -113,7 +113,7 @@ def test_added_tokens_start_as_the_mean_of_their_pieces(
         assert kinds[IDS : IDS + 2] == [gguf.TokenType.CONTROL] * 2
 
 
-def test_tokens_that_cannot_be_added_are_refused_before_anything_is_built(
+def test_tokens_that_cannot_be_added_are_errors_before_anything_is_built(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml = recipe(place, "tied")
@@ -124,7 +124,7 @@ def test_tokens_that_cannot_be_added_are_refused_before_anything_is_built(
         f"tokenizer.special_tokens={['</s>', '</s>']}",
     ):
         assert run_command(["run", str(toml), *new, "--set", override]) == 2
-    # A run is started from by its tokenizer as it is.
+    # A run that starts from another run uses its tokenizer unchanged.
     text = toml.read_text()
     (place / "start.toml").write_text(with_model(text, "").replace("[train]\n", f'[train]\nstart = "{place}/tied"\n'))
     shutil.copytree(place / "tied", tmp_path / "other")

@@ -1,4 +1,4 @@
-"""An export in ordinary use: `transformers` with default arguments, from text, does what our own commands do."""
+"""Exports in ordinary use: `transformers` with default arguments equals our own commands, starting from text."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers")
 END, MASK = "<|endoftext|>", "<|mask|>"
 LENGTH = 24
 PROMPTS = ["The time is", "They", "what its about than into them can only"]
-# Longer than the model reads, empty, and everything between.
+# Longer than the model reads, empty, and other lengths.
 TEXTS = ["", "a", *(" ".join(WORDS[start : start + 3 * start]) for start in range(1, 12)), "naïve Straße 東京"]
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -47,7 +47,7 @@ def gpt4_tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def tokenizer(request: pytest.FixtureRequest, gpt4_tokenizer: Tokenizer) -> Tokenizer:
-    """What a model of the test's family can be exported with: transformers' Qwen2 cuts and normalises text in its own way."""
+    """Return a tokenizer for the model's family: transformers' Qwen2 splits and normalises text in its own way."""
     if "family" not in request.fixturenames or request.getfixturevalue("family") != "qwen2":
         return gpt4_tokenizer
     texts = [" ".join(WORDS) * 20, Path(__file__).read_text()]
@@ -69,7 +69,7 @@ def exported(family: str, tokenizer: Tokenizer, folder: Path, **changes: Any) ->
     return model.eval(), folder / "out"
 
 
-# Texts of kinds on which a class of transformers may differ from tokenizer.json, none of them the gate's own.
+# Texts on which a class of transformers may differ from tokenizer.json; the export check uses none of them.
 ODD_TEXTS = [
     "In 1984 and 2024, 365 days of 86400 seconds", "e\u0301te\u0301 and \u1100\u1161", "tab\there  two\u3000wide ", "one\r\n\r\ntwo",
     "🐈‍⬛ and 🇫🇷", "عربي 42", "\u0007\U0002a6a5\ufffd", "x" * 90, f"a{END}b {MASK}",
@@ -77,7 +77,7 @@ ODD_TEXTS = [
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_an_export_gives_the_ids_of_its_training_or_is_refused(family: str, tmp_path: Path) -> None:
+def test_an_export_gives_the_ids_of_its_training_or_fails(family: str, tmp_path: Path) -> None:
     """The held-out texts have neither digits nor decomposed characters; the vocabulary has merges of both."""
     numbers = " ".join(f"{year} e\u0301te\u0301" for year in range(1950, 2030))
     made = Tokenizer.train([" ".join(WORDS) * 5, numbers * 20], 400, END, MASK)
@@ -100,7 +100,7 @@ def test_an_export_gives_the_ids_of_its_training_or_is_refused(family: str, tmp_
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_greedy_text_is_that_of_generate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_greedy_text_of_an_export_equals_generate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     model, folder = exported(family, tokenizer, tmp_path, sequence_length=64)
     ours = [complete(model, tokenizer, prompt, 8, Sampling()) for prompt in PROMPTS]
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -112,12 +112,12 @@ def test_greedy_text_is_that_of_generate(family: str, tokenizer: Tokenizer, tmp_
     pipe = transformers.pipeline("text-generation", model=str(folder))
     options = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
     assert [row[0]["generated_text"] for row in pipe(PROMPTS, **options)] == ours
-    # Prompts of unequal length in one batch: padded on the left, so that each row ends with its prompt.
+    # Prompts of unequal length in one batch, padded on the left so that each row ends with its prompt.
     assert [row[0]["generated_text"] for row in pipe(PROMPTS, batch_size=3, **options)] == ours
 
 
 @pytest.mark.parametrize("family", list(MODELS))
-def test_classes_are_those_of_evaluate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_classes_of_an_export_equal_those_of_evaluate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     encoder = family in ("bert", "modernbert")
     model, folder = exported(family, tokenizer, tmp_path, labels=5, pooling="first" if encoder else "last")
     rows = torch.full((len(TEXTS), LENGTH), tokenizer.end_of_text)
@@ -136,7 +136,9 @@ def test_classes_are_those_of_evaluate(family: str, tokenizer: Tokenizer, tmp_pa
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_hidden_words_of_an_export_are_filled_in_as_by_generate(
+    family: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     model, folder = exported(family, tokenizer, tmp_path)
     text = f"They had {MASK} of"
     ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode_marked(text)]])
@@ -148,7 +150,7 @@ def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, t
     assert [row["score"] for row in found] == pytest.approx(best.values.tolist(), abs=1e-6)
 
 
-# Metrics by output type; rolling texts, few-shot examples, contexts that are empty, end in white space or are too long.
+# Metrics by output type; rolling texts, few-shot examples, and contexts that are empty, end in white space or are too long.
 TASKS = {
     "choice": ("multiple_choice", "{{question}}", "{{answer}}", "num_fewshot: 2\ndoc_to_choice: '{{choices}}'", ("acc", "acc_norm")),
     "cloze": ("loglikelihood", "{{question}}", "{{choices[0]}}", "target_delimiter: ''", ("acc", "perplexity")),
@@ -157,8 +159,8 @@ TASKS = {
 }  # fmt: skip
 
 
-def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Every log-likelihood, answer and score equals those of lm-evaluation-harness on the exported model, in fp32."""
+def test_task_scores_equal_those_of_the_evaluation_harness_on_the_export(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Every log-likelihood, answer and score equals that of lm-evaluation-harness on the exported model, in fp32."""
     pytest.importorskip("accelerate", reason="the extra tasks is not installed")
     pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
     from lm_eval.evaluator import evaluate
@@ -189,7 +191,7 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
     assert [task.name for task in tasks] == list(TASKS)
     for task in tasks:
         scored, ours = score_task(task, subject)
-        # The harness puts its first token before a whole text, also where the tokenizer has done so.
+        # The harness puts its first token before a whole text, even if the tokenizer has already done so.
         harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4, add_bos_token=task.name != "text")
         task.task.set_fewshot_seed(1234)
         found = evaluate(harness, {"tasks": {task.name: task.task}}, bootstrap_iters=0)
@@ -210,8 +212,10 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
             )
 
 
-def test_the_gate_works_from_text(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these exports has equal logits on equal ids, and is wrong in use."""
+def test_the_export_check_detects_exports_that_are_wrong_on_text(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these exports has equal logits on equal ids, but is wrong in use."""
     written = files.write_json
     spoiled: dict[str, Any] = {}
 

@@ -1,5 +1,4 @@
-"""A training that starts from somebody else's model sees and leaves behind what that model is used with: ids around a text,
-chat template, generation settings."""
+"""Training from another model keeps its conventions: ids around a text, chat template, generation settings."""
 
 import json
 import shutil
@@ -34,7 +33,7 @@ SPECIAL = ["</s>", "<s>", "<pad>", "<end>", "<mask>"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text/, llama/ (bos, two ends, a chat template), qwen/ (nothing around a text) and roberta/."""
+    """text/, llama/ (bos, two eos ids, a chat template), qwen/ (nothing around a text) and roberta/."""
     folder = tmp_path_factory.mktemp("foreign")
     write_text(folder / "text")
     texts = [path.read_text() for path in sorted((folder / "text").rglob("*.*"))]
@@ -86,7 +85,7 @@ def run(place: Path, name: str, *overrides: str, start: str = "model.from", labe
 
 
 def documents(folder: Path) -> list[list[int]]:
-    """The first documents of a run's tokens."""
+    """Return the first documents of a run's tokens."""
     store = TokenStore.open(folder / "tokens")
     shard = store.split(store.sources[0], "train").shards[0]
     return [
@@ -94,7 +93,7 @@ def documents(folder: Path) -> list[list[int]]:
     ]
 
 
-def test_a_decoder_sees_its_bos_first_and_keeps_its_settings(place: Path) -> None:
+def test_a_decoder_gets_its_bos_first_and_keeps_its_settings(place: Path) -> None:
     folder = run(place, "llama")
     for ids in documents(folder):
         assert ids[0] == 1 and ids[-1] == 0 and not {0, 1} & set(ids[1:-1])
@@ -113,7 +112,7 @@ def test_a_decoder_sees_its_bos_first_and_keeps_its_settings(place: Path) -> Non
     assert after == before and after["eos_token_id"] == [0, 3] and after["temperature"] == 0.6
     told = json.loads((folder / "export" / "config.json").read_text())
     assert (told["bos_token_id"], told["eos_token_id"], told["pad_token_id"]) == (1, [0, 3], 2)
-    # The run itself is used the same way, and so is a run that starts from it, packed or not.
+    # The run itself follows the same conventions, and so does a run that starts from it, packed or not.
     assert TokenStore.open(folder / "tokens").ends == (0, 3)
     more = run(place, "llama-more", f"train.start={folder}", "tokens.packing=best-fit", start="train.start")
     store = TokenStore.open(more / "tokens")
@@ -178,7 +177,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
         ("llama", ["train.start=runs/x"], "train.start and model.from both give the starting weights"),
     ],
 )
-def test_what_cannot_start_is_refused_before_the_corpus_is_read(
+def test_an_unusable_start_is_an_error_before_the_corpus_is_read(
     place: Path, source: str, overrides: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if source == "cut":
@@ -186,7 +185,7 @@ def test_what_cannot_start_is_refused_before_the_corpus_is_read(
         tensors = load_file(tmp_path / "cut" / "model.safetensors")
         del tensors["model.norm.weight"]
         save_file(tensors, tmp_path / "cut" / "model.safetensors", metadata={"format": "pt"})
-    if source == "other ids":  # a class of transformers that leaves out the normalizer of tokenizer.json
+    if source == "other ids":  # a class of transformers that ignores the normalizer of tokenizer.json
         shutil.copytree(place / "llama", tmp_path / "other ids")
         for name, changed in (
             ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}),
@@ -206,8 +205,8 @@ def test_what_cannot_start_is_refused_before_the_corpus_is_read(
 
 
 @pytest.mark.parametrize("pooling", [None, "first"])
-def test_a_classifier_is_pooled_as_it_was_unless_asked_otherwise(place: Path, pooling: str | None) -> None:
-    """A ModernBERT with the mean pooled; what was read is compared as the folder says it, whatever is trained then."""
+def test_a_classifier_keeps_its_pooling_unless_the_recipe_sets_it(place: Path, pooling: str | None) -> None:
+    """A ModernBERT with mean pooling. The comparison of weights uses the folder's pooling, whatever is trained then."""
     configuration = transformers.ModernBertConfig(
         **SIZES, classifier_pooling="mean", num_labels=2, pad_token_id=2, bos_token_id=1, eos_token_id=0, cls_token_id=1,
         sep_token_id=0, max_position_embeddings=64, local_attention=16,

@@ -1,4 +1,4 @@
-"""A model from elsewhere, as a user meets it: imported, talked with, trained on, exported again."""
+"""Published models as a user meets them: imported, chatted with, trained on, exported again."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def imported(place: Path) -> Path:
     return Path(found["run"])
 
 
-def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
+def test_evaluating_an_imported_model_without_text_is_an_error(imported: Path) -> None:
     done = bessemer("evaluate", imported)
     assert done.returncode == 2
     assert "an imported model has no held-out text to be scored on" in done.stderr
@@ -74,7 +74,7 @@ def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
         assert f'train.start = "{imported}"' in done.stderr
 
 
-def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_a_folder(place: Path, tmp_path: Path) -> None:
     text = recipe_text(place).replace('name = "small"', 'name = "tuned"')
     text = with_model(text, 'from = "hf:theirs"')
     text = text.replace("[tokenizer]\nvocabulary = 400\n", "")  # the model's own
@@ -86,16 +86,16 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
     assert manifest["facts"]["model"]["max_positions"] == 64
     told, given = (json.loads((place / at / "config.json").read_text()) for at in ("runs/tuned/export", "theirs"))
     assert told["n_positions"] == 64
-    # Dropout is off, and goes on to the export as it came.
+    # Dropout is off, and the export keeps the imported value.
     pdrops = [key for key in given if key.endswith("_pdrop")]
     assert len(pdrops) == 3 and all(told[key] == given[key] == 0.1 for key in pdrops)
-    # It went on from those weights: the first step's loss is theirs, not that of a fresh model (ln 400 = 6.0).
+    # Training started from those weights: the first loss is theirs, not that of a new model (ln 400 = 6.0).
     first = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
     fresh = bessemer("train", place / "tuned.toml", "--set", 'run.name="tuned"', "--restart", "--set", "train.steps=1")
     assert fresh.returncode == 0, fresh.stderr
     again = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
     assert again["loss"] == first["loss"]
-    # What a run is trained with takes its place.
+    # The recipe's values replace it.
     recipe = load_resolved(place / "runs/tuned/recipe.toml", ("train.dropout.hidden=0.2",))
     export_trained(recipe, RunDirectory(place / "runs/tuned"), tmp_path / "dropped")
     dropped = json.loads((tmp_path / "dropped/config.json").read_text())
@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
     assert "model.layers: 3 is not what" in wrong.stderr
 
 
-def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
+def test_mismatched_models_are_errors_and_leave_nothing(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     shutil.copytree(place / "theirs", folder)
     settings = json.loads((folder / "config.json").read_text())
@@ -131,7 +131,7 @@ SIZES = {
 
 
 def wordpiece(folder: Path) -> int:
-    """BERT's kind of tokenizer, saved as transformers does. Returns its ids."""
+    """Write a BERT tokenizer as transformers saves it, and return its ids."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghijklmnopqrstuvwxyz",
                   *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"), *".,0123456789"]  # fmt: skip
     vocabulary = list(dict.fromkeys(vocabulary))
@@ -142,7 +142,7 @@ def wordpiece(folder: Path) -> int:
 
 
 def saved(kind: str, folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
-    """A model of random weights of a class of transformers, saved by it."""
+    """Save a model of random weights with its class of transformers."""
     torch.manual_seed(0)
     vocabulary = wordpiece(folder)
     family = "ModernBert" if kind.startswith("Modern") else "Bert"
@@ -159,7 +159,7 @@ def saved(kind: str, folder: Path, dtype: torch.dtype = torch.float32, **setting
 
 
 def old_names(folder: Path) -> None:
-    """LayerNorms of the first BERT checkpoints, in one file."""
+    """Rename LayerNorms as in the first BERT checkpoints, in one file."""
     tensors = {name: t for path in folder.glob("*.safetensors") for name, t in load_file(path).items()}
     for path in folder.glob("*.safetensors*"):
         path.unlink()
@@ -215,7 +215,7 @@ def test_encoders_are_imported(
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json"),
     ],
 )  # fmt: skip
-def test_a_damaged_folder_is_one_sentence_and_leaves_nothing(
+def test_a_damaged_folder_is_one_error_and_leaves_nothing(
     change: Callable[[Path], None], file: str, tmp_path: Path
 ) -> None:
     folder = saved("BertForMaskedLM", tmp_path / "theirs")
@@ -255,7 +255,7 @@ def changed(folder: Path, **settings: Any) -> None:
      "generation_config.json", "README.md", "model.safetensors", "merges.txt"],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["file", "folder above", "pipe"])
-def test_a_link_out_of_a_folder_is_refused(
+def test_a_link_out_of_a_folder_is_an_error(
     name: str, kind: str, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, outside = tmp_path / "model", tmp_path / "private" / Path(name).name
@@ -297,7 +297,7 @@ def test_the_links_of_the_hubs_cache_are_followed(theirs: Path, tmp_path: Path) 
     source = tmp_path / "runs" / "x" / "source"
     assert not (source / "config.json").is_symlink()
     assert (source / "chat_template.jinja").read_text() == (theirs / "chat_template.jinja").read_text()
-    # A cache whose blobs are another folder is none.
+    # A cache whose blobs folder is elsewhere is not a cache.
     blobs.rename(tmp_path / "private")
     blobs.symlink_to(tmp_path / "private")
     with pytest.raises(InputError, match=r"config.json"):
@@ -339,7 +339,7 @@ def written(family: str, folder: Path, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_keys_that_the_class_ignores_are_no_error(family: str, tmp_path: Path) -> None:
+def test_keys_that_the_class_ignores_are_allowed(family: str, tmp_path: Path) -> None:
     """Keys of all other families and near names of its own, with values that would matter if they were read."""
     known = FAMILIES[family].known
     ignored: dict[str, Any] = {
@@ -355,8 +355,8 @@ def test_keys_that_the_class_ignores_are_no_error(family: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_keys_that_the_class_reads_are_refused_where_they_are_not_known(family: str, tmp_path: Path) -> None:
-    """What the class reads is seen while it computes, without a list."""
+def test_unknown_keys_that_the_class_reads_are_errors(family: str, tmp_path: Path) -> None:
+    """The keys that the class reads are observed while it computes, without a list."""
     for key in sorted(READ_ANYWHERE - FAMILIES[family].known):
         with pytest.raises(InputError, match=key):
             read_config(written(family, tmp_path, **{key: 3}))
@@ -364,7 +364,7 @@ def test_keys_that_the_class_reads_are_refused_where_they_are_not_known(family: 
         read_checked(written(family, tmp_path, base_model_tp_plan=3))
 
 
-def test_modernbert_as_its_first_version_was_published(tmp_path: Path) -> None:
+def test_modernbert_in_its_first_published_version_is_imported(tmp_path: Path) -> None:
     old = {
         "layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "gradient_checkpointing": False, "reference_compile": None,
         "repad_logits_with_grad": False, "sparse_prediction": False, "transformers_version": "4.47.0.dev0", "torch_dtype": "float32",

@@ -1,4 +1,4 @@
-"""The family of docs/how-to/own-model-family.md: compared with `transformers`, trained, exported, read again; and families with mistakes."""
+"""The family of docs/how-to/own-model-family.md: compared with `transformers`, trained, exported, imported; and faulty families."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE = '[model]\nfamily = "starcoder:Starcoder2"\n'
 
 
 def own(folder: Path, code: str = CODE) -> Any:
-    """The family of a file."""
+    """The family defined in a file."""
     (folder / "starcoder.py").write_text(code)
     name = f"{folder / 'starcoder.py'}:Starcoder2"
     extensions.trust([name])
@@ -44,7 +44,7 @@ def own(folder: Path, code: str = CODE) -> Any:
     "changes",
     [{"kv_heads": 1}, {"window": 7, "layers": 3, "tie_embeddings": False}, {"labels": 5}, {"kv_heads": 4, **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), False)}],
 )  # fmt: skip
-def test_equal_to_transformers(changes: dict[str, Any], precision: str, tmp_path: Path) -> None:
+def test_the_family_equals_transformers(changes: dict[str, Any], precision: str, tmp_path: Path) -> None:
     family = own(tmp_path)
     sizes = {"vocabulary": 101, "width": 56, "head_dim": 14, "mlp_width": 37}
     wanted = config(**{**family.options, **sizes, **changes, "family": family.name})
@@ -64,7 +64,7 @@ def test_equal_to_transformers(changes: dict[str, Any], precision: str, tmp_path
 
 
 def recipe(folder: Path, table: str, name: str = "small") -> Path:
-    """The small recipe with another [model]."""
+    """Return the small recipe with another [model]."""
     text = recipe_text(folder).replace('name = "small"', f'name = "{name}"')
     begin, end = text.index("[model]"), text.index("[train]\n")
     (folder / f"{name}.toml").write_text(text[:begin] + table + text[end:])
@@ -72,7 +72,7 @@ def recipe(folder: Path, table: str, name: str = "small") -> Path:
 
 
 def distrust(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process, which has loaded no code."""
+    """Forget trust, like another process that has loaded no code."""
     monkeypatch.setenv(extensions.TRUSTED, "{}")
     extensions._load.cache_clear()
     BY_TYPE.pop("starcoder2", None)
@@ -95,7 +95,7 @@ def test_a_family_is_trained_exported_and_read(
     assert (config["model_type"], config["norm_epsilon"], config["use_bias"]) == ("starcoder2", 1e-5, True)
     assert load_resolved(folder / "recipe.toml").model.code is not None
 
-    # A run resumes with the same code alone.
+    # A run resumes only with the same code.
     longer = (*sets[:3], "train.steps=5")
     (tmp_path / "starcoder.py").write_text(CODE + "\n")
     assert run("train", small, *longer) == 2
@@ -103,7 +103,7 @@ def test_a_family_is_trained_exported_and_read(
     (tmp_path / "starcoder.py").write_text(CODE)
     assert run("run", small, *longer) == 0, capsys.readouterr().err
 
-    # Code that a run names is run with --trust-code, and evaluation needs none.
+    # Code that a run names runs with --trust-code; evaluation needs none.
     distrust(monkeypatch)
     assert run("export", folder, tmp_path / "again") == 2
     assert "--trust-code" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_a_family_is_trained_exported_and_read(
         ("keys = {", "keys = 3, {", "keys: "),
     ],
 )  # fmt: skip
-def test_a_class_that_cannot_be_a_family_is_one_error(
+def test_an_invalid_family_class_is_one_error(
     old: str, new: str, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert old in CODE
@@ -175,7 +175,7 @@ def test_a_class_that_cannot_be_a_family_is_one_error(
         ("[\"same_window\", 0]", "__import__('bessemer').ConfigRule(write=lambda config: 1 / 0)", "rules"),
     ],
 )  # fmt: skip
-def test_a_family_of_another_model_is_found_before_the_training(
+def test_a_family_that_computes_another_model_is_detected_before_training(
     old: str, new: str, fact: str, tmp_path: Path, runs: Path
 ) -> None:
     assert old in CODE

@@ -1,4 +1,4 @@
-"""Import, then export: the folder that comes out is the one that went in, file by file and key by key."""
+"""Import, then export: the exported folder equals the imported one, file by file and key by key."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2}
 DECODER = {**SMALL, **TOKENS, "num_key_value_heads": 2, "max_position_embeddings": 96}
 NAMES = {"id2label": {0: "spam", 1: "ham", 2: "eggs"}, "label2id": {"spam": 0, "ham": 1, "eggs": 2}}
 FOLDERS: dict[str, dict[str, Any]] = {
-    # bos before each text, a list of eos ids, a chat template beside, bfloat16
+    # bos before each text, a list of eos ids, a separate chat template, bfloat16
     "llama": {
         "class": "LlamaForCausalLM", "config": {**DECODER, "eos_token_id": [0, 4], "rope_theta": 5e5, "tie_word_embeddings": True},
         "frame": (1, None), "dtype": torch.bfloat16, "template": "file",
@@ -61,21 +61,21 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "config": {**DECODER, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
         "frame": (1, None), "dtype": torch.bfloat16,
     },
-    # rotary positions of two kinds, stretched in one layer of two
+    # two kinds of rotary positions, scaled in one layer of two
     "gemma3": {
         "class": "Gemma3ForCausalLM",
         "config": {**DECODER, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2,
                    "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
         "frame": (1, None),
     },
-    # joint projections; generation passes the length from which other factors hold
+    # joint projections; generation passes the length from which other factors apply
     "phi3": {
         "class": "Phi3ForCausalLM",
         "config": {**DECODER, "original_max_position_embeddings": 40, "partial_rotary_factor": 0.5,
                    "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}},
         "frame": (1, None),
     },
-    # positions that begin after the padding token's, and pass over it
+    # positions that begin after the padding token's position and skip it
     "roberta": {
         "class": "RobertaForMaskedLM",
         "config": {**SMALL, "max_position_embeddings": 99, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "type_vocab_size": 1},
@@ -87,12 +87,12 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "frame": (1, None),
     },
 }  # fmt: skip
-OURS = {"bessemer.json", "README.md"}  # what was checked, and the model card; the folder's own is README-source.md
+OURS = {"bessemer.json", "README.md"}  # the checks and the model card; the folder's own card is README-source.md
 WEIGHTS = {"model.safetensors"}
 
 
 def made(name: str, folder: Path) -> None:
-    """A folder as `transformers` saves it, with what a user of the hub adds to it."""
+    """Write a folder as `transformers` saves it, with files that a user of the hub adds."""
     about = FOLDERS[name]
     kind = getattr(transformers, about["class"])
     torch.manual_seed(0)
@@ -143,7 +143,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", list(FOLDERS))
-def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
+def test_import_and_export_lose_nothing(name: str, tmp_path: Path) -> None:
     made(name, tmp_path / "in")
     out = round_trip(tmp_path)
     before = {path.name for path in (tmp_path / "in").iterdir()}
@@ -164,7 +164,7 @@ def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
         assert torch.equal(ours[tensor], value), tensor
 
 
-def test_another_dtype_is_written_where_asked(tmp_path: Path) -> None:
+def test_export_can_write_another_dtype(tmp_path: Path) -> None:
     made("llama", tmp_path / "in")
     out = round_trip(tmp_path, "--set", "export.dtype=float16")
     theirs, ours = tensors(tmp_path / "in"), tensors(out)
@@ -176,8 +176,8 @@ def test_another_dtype_is_written_where_asked(tmp_path: Path) -> None:
     assert transformers.AutoModelForCausalLM.from_pretrained(out).dtype == torch.float16
 
 
-def test_an_imported_model_is_used_as_its_folder_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """bos before the prompt, and each of the eos ids ends the text."""
+def test_an_imported_model_follows_its_folders_conventions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Put bos before the prompt, and end the text at any of the eos ids."""
     made("llama", tmp_path / "in")
     assert run_command(["import", str(tmp_path / "in"), "--dir", str(tmp_path / "runs"), "--name", "again"]) == 0
     facts = json.loads((tmp_path / "runs/again/tokens/manifest.json").read_text())["tokenizer"]
@@ -194,8 +194,8 @@ def test_an_imported_model_is_used_as_its_folder_says(tmp_path: Path, capsys: py
         assert json.loads(capsys.readouterr().out)["text"] == wanted
 
 
-def test_another_run_is_not_taken_for_the_one_exported_before(tmp_path: Path) -> None:
-    """Two imports have the same steps and no text: what is in the folder is known by the weights."""
+def test_another_run_is_not_mistaken_for_the_exported_one(tmp_path: Path) -> None:
+    """Two imports have the same steps and no text: the weights identify the contents of the folder."""
     made("gpt2", tmp_path / "in")
     out = round_trip(tmp_path)
     first = tensors(out)
@@ -211,7 +211,7 @@ def test_another_run_is_not_taken_for_the_one_exported_before(tmp_path: Path) ->
 
 pytest.importorskip("transformers")
 
-# Options that make the small run cross what is special: windows, layers without rotary positions, the original length.
+# Options that make the small run reach special cases: windows, layers without rotary positions, the original length.
 FAMILIES = {
     "gemma2": ("causal", "window = 8\nkv_heads = 1\n"),
     "gemma3": ("causal", "window = 8\nglobal_every = 2\nkv_heads = 1\n"),
@@ -236,7 +236,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_family_is_trained_from_scratch_and_from_its_export(
     family: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every export passes the gate, which compares it with `transformers`, or the run fails."""
+    """Every export passes the check, which compares it with `transformers`, or the run fails."""
     objective, options = FAMILIES[family]
     text = recipe_text(place).replace('name = "small"', f'name = "{family}"')
     text = text.replace("[train]\n", f'[train]\nobjective = "{objective}"\n')
@@ -252,10 +252,10 @@ def test_a_family_is_trained_from_scratch_and_from_its_export(
     assert json.loads((place / "runs" / f"{family}-further" / "export" / "config.json").read_text()) == first
 
 
-def test_a_tokenizer_that_transformers_would_change_is_refused_before_the_corpus_is_built(
+def test_a_tokenizer_that_transformers_changes_is_an_error_before_the_corpus_is_built(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers' Qwen2 cuts digits one by one and composes characters, whatever tokenizer.json says."""
+    """transformers' Qwen2 splits digits one by one and composes characters, whatever tokenizer.json says."""
     from transformers import AutoTokenizer
 
     text = (

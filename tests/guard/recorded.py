@@ -1,8 +1,8 @@
 """Losses and gradient norms of healthy runs, in a small file.
 
-    python -m tests.guard.recorded RUNS...    write recorded.npz from run directories that were trained by the recipe below
+    python -m tests.guard.recorded RUNS...    write recorded.npz from run directories that were trained with the recipe below
 
-The runs in the file differ in run.seed alone (starting weights and order of the data): 10,000 steps each on source files of
+The runs in the file differ only in run.seed (initial weights and order of the data): 10,000 steps each on source files of
 Python's standard library.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from bessemer.run.files import read_json_lines
 
 FILE = Path(__file__).with_name("recorded.npz")
-UNIT = 4096.0  # losses in nats, and natural logarithms of norms, are kept to 1/4096
+UNIT = 4096.0  # losses in nats and natural logarithms of norms, rounded to 1/4096
 
 RECIPE = """
 [[corpus.sources]]
@@ -42,7 +42,7 @@ learning_rate = 0.003
 
 
 def curves() -> npt.NDArray[np.float64]:
-    """(runs, steps, 2): loss and gradient norm."""
+    """Return loss and gradient norm as (runs, steps, 2)."""
     values = np.load(FILE)["values"].astype(np.float64) / UNIT
     values[:, :, 1] = np.exp(values[:, :, 1])
     return values

@@ -1,4 +1,4 @@
-"""Where the wall time goes: by hand, and of runs that were killed and rolled back."""
+"""Goodput: manual examples, and runs that were killed and rolled back."""
 
 import json
 import threading
@@ -20,8 +20,8 @@ from bessemer.guard.journal import Journal, Rollback
 from bessemer.run.directory import RunDirectory
 
 
-def test_sessions_by_hand(tmp_path: Path) -> None:
-    """103 steps of 1 s, killed; 7 s later from step 80 on to 120, with 5 steps rolled back."""
+def test_goodput_of_sessions_equals_manual_values(tmp_path: Path) -> None:
+    """103 steps of 1 s, killed; 7 s later from step 80 to 120, with 5 steps rolled back."""
     rows = [
         {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "start": 5.0, "steps": 40.0, "validation": 5.0},
         {"began": 0.0, "at": 120.0, "from": 0, "step": 100, "redone_steps": 0, "start": 5.0, "steps": 100.0,
@@ -39,7 +39,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "saving": 10.0,
         "start": 10.0,
         "recovery": 3.0,
-        "redone": pytest.approx((103 - 4) * 23 / 103 + 5),  # the wait for data is counted once
+        "redone": pytest.approx((103 - 4) * 23 / 103 + 5),  # waiting for data counts once
         "stalled": 0.0,
         "stopped": 7.0,
         "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 10 - 3 - 7),
@@ -62,15 +62,15 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
     assert summarize_sessions(read_sessions(tmp_path / "none")) is None
 
 
-def test_the_last_seconds_of_a_session_that_did_not_end_are_those_of_its_logged_steps(tmp_path: Path) -> None:
-    """A run that trains, or was killed, within the first seconds: its only line is of the start."""
+def test_an_unfinished_session_ends_at_its_last_logged_step(tmp_path: Path) -> None:
+    """A run in its first seconds, or killed then: its only line is that of the start."""
     began = {"began": 0.0, "at": 1.0, "from": 0, "step": 0, "redone_steps": 0, "start": 1.0}
     later = began | {"at": 6.0, "step": 10, "steps": 5.0}
     for row, kinds in ((began, {"productive": 9.0, "start": 1.0}), (later, {"productive": 9.0, "start": 1.0})):
         found = summarize_sessions([row], (30, "1970-01-01T00:00:10+00:00"))
         assert found is not None and found["total"] == 10.0 and found["effective"] == 0.9
         assert {kind: found[kind] for kind in TIME_KINDS if found[kind]} == kinds
-    for ended in ({"stopped_by": "SIGTERM"}, {"finished": True}):  # the last line says all
+    for ended in ({"stopped_by": "SIGTERM"}, {"finished": True}):  # the last line has everything
         found = summarize_sessions([later | ended], (30, "1970-01-01T00:00:10+00:00"))
         assert found is not None and found["total"] == 6.0
     found = summarize_sessions([later], (8, "1970-01-01T00:00:02+00:00"))  # logged before the last line
@@ -79,14 +79,14 @@ def test_the_last_seconds_of_a_session_that_did_not_end_are_those_of_its_logged_
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that clocks show."""
+    """Set the time that clocks return."""
     now = [100.0]
     monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
     monkeypatch.setattr(goodput, "time", lambda: 1e9 + now[0])
     return now
 
 
-def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, now: list[float]) -> None:
+def test_time_counted_elsewhere_is_not_productive(tmp_path: Path, now: list[float]) -> None:
     clock = WallClock(tmp_path / "time.jsonl", 0, 2.0)
     for step in range(1, 11):
         now[0] += 1.0
@@ -103,7 +103,7 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, now: list[float]) 
     assert found["total"] == 15.0 and found["effective"] == 0.5
 
 
-def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Path) -> None:
+def test_the_time_before_a_run_is_extended_does_not_count(tmp_path: Path) -> None:
     rows = [
         {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "steps": 50.0, "finished": True},
         {"began": 1000.0, "at": 1030.0, "from": 40, "step": 60, "redone_steps": 0, "steps": 30.0},
@@ -129,7 +129,7 @@ def rollback(number: int, at: int, to: int) -> Rollback:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """Back from 120 to 80, from 150 to 60, and from 400 to 300; with a skipped update on each branch."""
+    """Rollbacks from 120 to 80, from 150 to 60, and from 400 to 300, with a skipped update on each branch."""
     found = Journal(tmp_path / "journal.jsonl")
     found.add_skip(57)
     found.add_skip(90)
@@ -142,13 +142,13 @@ def journal(tmp_path: Path) -> Journal:
     return found
 
 
-def test_what_was_written_is_read(journal: Journal) -> None:
+def test_a_written_journal_reads_back_unchanged(journal: Journal) -> None:
     assert journal.path is not None
     assert Journal.read(journal.path) == journal
     assert Journal.read(journal.path.with_name("none")).rollbacks == []
 
 
-def test_the_path_is_what_no_rollback_undid(journal: Journal) -> None:
+def test_the_path_has_the_steps_no_rollback_undid(journal: Journal) -> None:
     assert [step for step in (57, 75, 90, 95, 310) if journal.skips_step(step)] == [57, 95, 310]
     assert [journal.keeps(60, 0), journal.keeps(80, 0), journal.keeps(80, 1), journal.keeps(300, 2)] == [
         True, False, False, True,
@@ -156,7 +156,7 @@ def test_the_path_is_what_no_rollback_undid(journal: Journal) -> None:
     assert journal.keeps(301, 3) and not journal.keeps(301, 2)
 
 
-def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal: Journal) -> None:
+def test_the_learning_rate_follows_the_last_rollback_to_an_earlier_step(journal: Journal) -> None:
     governing = {step: journal.governing(step) for step in (0, 59, 60, 80, 299, 300)}
     assert {step: found and found.number for step, found in governing.items()} == {
         0: None, 59: None, 60: 2, 80: 2, 299: 2, 300: 3,
@@ -164,7 +164,7 @@ def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal
     assert (journal.num_rollbacks_within(400, 10_000), journal.num_rollbacks_within(400, 260)) == (3, 2)
 
 
-def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None:
+def test_an_incomplete_last_line_is_ignored(journal: Journal) -> None:
     assert journal.path is not None
     whole = journal.path.read_bytes()
     last = whole.splitlines(keepends=True)[-1]
@@ -178,7 +178,7 @@ def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "changed", "foreign"])
-def test_other_damage_is_refused(journal: Journal, damage: str) -> None:
+def test_other_damage_is_an_error(journal: Journal, damage: str) -> None:
     assert journal.path is not None
     lines = journal.path.read_text().splitlines()
     if damage == "cut":
@@ -218,7 +218,7 @@ def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[
     run = RunDirectory(tmp_path / "mine")
     run.path.mkdir()
     record(run.incidents, LOST, step=1, cause="before", action="it was posted then")
-    sleep(0.002)  # times are of milliseconds
+    sleep(0.002)  # times have milliseconds
     began = datetime.now(UTC)
     record(run.incidents, SPIKE, step=2, cause="of this command", action="the update was skipped")
     with post_incidents(run, url, began):
@@ -257,7 +257,7 @@ def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.count("an alert could not be posted") == 1
 
 
-def test_what_was_only_recorded_is_info() -> None:
+def test_recorded_incidents_are_posted_as_info() -> None:
     assert severity_of({"what": CHECKPOINT_FAILED.name, "action": "recorded"}) == "error", "nothing is saved"
     assert severity_of({"what": "unknown"}) == "info"
     assert severity_of({"what": "nonfinite", "rollback": 1}) == "error"

@@ -21,14 +21,14 @@ GUARD = Guard()
 
 
 @pytest.mark.parametrize("loss", [1.0, 0.0])
-def test_finite_steps_are_applied_and_end_a_row(loss: float) -> None:
+def test_finite_steps_are_applied_and_reset_the_count(loss: float) -> None:
     judged = judge(GUARD, GuardState(2, 5), 9, loss, 3.0, SCALE)
     assert (judged.verdict, judged.alarm) == (Verdict.APPLY, None)
     assert (judged.state.nonfinite_in_a_row, judged.state.skipped) == (0, 5)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.inf), (math.inf, math.nan), (1.0, math.nan)])
-def test_non_finite_steps_are_skipped_and_the_third_in_a_row_lasts(loss: float, norm: float) -> None:
+def test_non_finite_steps_are_skipped_and_the_third_in_a_row_is_lasting(loss: float, norm: float) -> None:
     state, verdicts, onsets = GuardState(), [], []
     for step in (5, 6, 7):
         judged = judge(GUARD, state, step, loss, norm, SCALE)
@@ -41,14 +41,14 @@ def test_non_finite_steps_are_skipped_and_the_third_in_a_row_lasts(loss: float, 
 
 
 def curve(steps: int, seed: int = 0) -> list[tuple[float, float]]:
-    """Losses and gradient norms of a healthy run: a power law with noise."""
+    """Return losses and gradient norms of a healthy run: a power law with noise."""
     draw = np.random.default_rng(seed)
     losses = 2.0 + 4.2 * (1 + np.arange(steps)) ** -0.4 + draw.normal(0, 0.05, steps)
     return list(zip(losses.tolist(), np.exp(draw.normal(-0.5, 0.2, steps)).tolist(), strict=True))
 
 
 def step_after(history: History, step: int, loss: float, norm: float, **more: bool) -> tuple[History, Alarm | None]:
-    """Observe a step, after which the limits of a spike follow from the windows."""
+    """Observe a step, after which the spike limits follow from the windows."""
     history, alarm = observe(history, step, loss, norm, SCALE, **more)
     return replace(history, limits=spike_limits(history)), alarm
 
@@ -63,11 +63,11 @@ def alarms(numbers: list[tuple[float, float]], history: History | None = None) -
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_healthy_run_is_silent(seed: int) -> None:
+def test_a_healthy_run_raises_no_alarm(seed: int) -> None:
     assert alarms(curve(3000, seed)) == []
 
 
-def test_a_spike_is_one_alarm_and_stays_out_of_the_window() -> None:
+def test_a_spike_is_one_alarm_and_does_not_enter_the_window() -> None:
     numbers = curve(400)
     for step in (80, 300, 301, 302):
         loss, norm = numbers[step - 1]
@@ -87,15 +87,15 @@ def test_a_high_loss_or_a_high_gradient_alone_is_no_spike(
     assert alarms(numbers) == []
 
 
-def test_a_learning_rate_far_too_high_is_noticed_from_the_first_steps_on() -> None:
+def test_a_learning_rate_that_is_far_too_high_is_detected_from_the_first_steps() -> None:
     losses = [6.3, 7.4, 9.0, 12.0, 14.0, 15.0, 16.0, 16.5, 16.8, 16.9, 16.9, 16.9, 16.9]
     step, alarm = alarms([(loss, 4.0) for loss in losses])[0]
     assert (step, alarm.kind.name, alarm.onset) == (8, "diverged", 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_divergence_in_a_warm_up_is_noticed_within_ten_steps_and_begins_where_the_loss_jumped(seed: int) -> None:
-    """Against the loss that was reached, not against the median of all steps since the start."""
+def test_a_divergence_during_warmup_is_detected_within_ten_steps(seed: int) -> None:
+    """Compare with the loss reached, not with the median of all steps since the start."""
     draw = np.random.default_rng(seed)
     losses = np.concatenate((np.linspace(6.2, 4.8, 45), np.full(60, 6.1))) + draw.normal(0, 0.1, 105)
     losses[[52, 61, 70]] = 5.2  # single steps are better
@@ -103,14 +103,14 @@ def test_a_divergence_in_a_warm_up_is_noticed_within_ten_steps_and_begins_where_
     assert alarm.kind.name == "diverged" and step <= 61 and 45 <= alarm.onset <= 47
 
 
-def test_an_explosion_is_told_once_in_a_hundred_steps() -> None:
+def test_an_explosion_is_reported_once_in_a_hundred_steps() -> None:
     numbers = [(loss, 300.0) for loss, _ in curve(250)]
     assert [(step, alarm.kind.name) for step, alarm in alarms(numbers)] == [
         (1, "explosion"), (101, "explosion"), (201, "explosion"),
     ]  # fmt: skip
 
 
-def test_the_state_survives_json_and_goes_on_alike() -> None:
+def test_the_state_survives_json_and_continues_equally() -> None:
     numbers = curve(700)
     numbers[650] = (9.0, 80.0)
     state, whole = GuardState(), []
@@ -124,7 +124,7 @@ def test_the_state_survives_json_and_goes_on_alike() -> None:
     assert [(step, alarm) for step, (_, alarm) in enumerate(whole, start=1) if alarm] == alarms(numbers)
 
 
-def test_spikes_are_recorded_but_not_skipped_where_that_is_switched_off() -> None:
+def test_with_skipping_off_spikes_are_only_recorded() -> None:
     numbers, state, off = curve(200), GuardState(), GUARD.model_copy(update={"skip_spikes": False})
     for step, (loss, norm) in enumerate(numbers, start=1):
         state = judge(off, state, step, loss, norm, SCALE).state
@@ -133,7 +133,7 @@ def test_spikes_are_recorded_but_not_skipped_where_that_is_switched_off() -> Non
     assert judged.state.skipped == 0
 
 
-def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
+def test_a_model_that_learns_nothing_is_reported_once_and_continues() -> None:
     draw = np.random.default_rng(0)
     numbers = [(5.9 + noise, 1.0) for noise in draw.normal(0, 0.05, 1500).tolist()]
     found = alarms(numbers)
@@ -147,7 +147,7 @@ def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
 
 
 def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
-    """After a rollback the loss is low while the learning rate is; a rise against the steps of before is noticed at once."""
+    """After a rollback the loss is low while the learning rate is; a rise above the earlier steps is detected at once."""
     history = History()
     for step, (loss, norm) in enumerate(curve(600), start=1):
         history, _ = step_after(history, step, loss, norm)
@@ -174,7 +174,7 @@ SPIKED = History(
 )
 
 
-def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
+def test_spike_limits_equal_those_of_the_rule() -> None:
     limits = spike_limits(SPIKED)
     assert limits is not None and limits.num_steps == 128 and 1.1 < limits.loss < 3 and 1 < limits.grad_norm < 3
     above = np.nextafter(limits.loss, 10), np.nextafter(limits.grad_norm, 10)
@@ -186,8 +186,8 @@ def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
     assert SpikeLimits(1.0, 1.0, 16).exceeded_by(2.0, math.nan) is False
 
 
-def test_a_spike_is_no_update_whatever_else_it_raises() -> None:
-    """A step that is a spike and the last of a divergence."""
+def test_the_update_of_a_spike_is_skipped_with_any_other_incident() -> None:
+    """A step can be a spike and the last of a divergence."""
     spiked = replace(SPIKED, limits=spike_limits(SPIKED))
     judged = judge(GUARD, GuardState(history=spiked), 50, 9.0, 9.0, SCALE)
     assert (judged.verdict, judged.updates, judged.state.skipped) == (Verdict.ROLL_BACK, False, 1)
@@ -205,7 +205,9 @@ def test_limits_stay_in_force_until_they_are_renewed() -> None:
 
 
 @pytest.mark.fault(20)
-def test_healthy_runs_are_left_alone(is_thorough: bool, record_property: Callable[[str, object], None]) -> None:
+def test_recorded_healthy_runs_raise_no_alarm(
+    is_thorough: bool, record_property: Callable[[str, object], None]
+) -> None:
     reference, kinds, steps = GuardReference(math.log(384), 1.0), Counter[str](), 0
     every = 10  # train.log_every
     for run in curves()[: None if is_thorough else 2].tolist():
@@ -229,7 +231,7 @@ def kinds(path: Path) -> list[tuple[int, str]]:
     ("statistic", "kind", "healthy"),
     [("attention_logit_max", "attention", 15.0), ("activation_rms", "activation", 1.0)],
 )
-def test_what_grows_inside_the_model_is_told_with_its_block(
+def test_growth_inside_the_model_is_reported_with_its_block(
     tmp_path: Path, statistic: str, kind: str, healthy: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "incidents.jsonl"
@@ -243,7 +245,7 @@ def test_what_grows_inside_the_model_is_told_with_its_block(
     assert "in block 1" in capsys.readouterr().err
 
 
-def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path: Path) -> None:
+def test_slower_steps_are_reported_and_slow_validations_are_not(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(1, 257):
@@ -254,7 +256,7 @@ def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path
     assert kinds(path) == [(384, "slow")]
 
 
-def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
+def test_waiting_for_data_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(1, 65):
@@ -264,7 +266,7 @@ def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
     assert kinds(path) == [(192, "data_wait")]
 
 
-def test_what_was_rolled_back_leaves_the_windows(tmp_path: Path) -> None:
+def test_rolled_back_steps_leave_the_windows(tmp_path: Path) -> None:
     trends = Trends(tmp_path / "incidents.jsonl")
     for step in range(10, 160, 10):
         trends.measured(step, {"activation_rms": {"0": 1.0 if step < 60 else 3.9}})
@@ -273,7 +275,7 @@ def test_what_was_rolled_back_leaves_the_windows(tmp_path: Path) -> None:
     assert kinds(tmp_path / "incidents.jsonl") == [(60, "activation")]
 
 
-def test_missing_statistics_are_no_measurements(tmp_path: Path) -> None:
+def test_missing_statistics_are_not_measurements(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     name = "attention_logit_max"
     rows = [{"kind": "inside", name: {"0": 20.0, "1": None}}] * 8 + [

@@ -1,4 +1,4 @@
-"""A recipe whose model is wide enough to have smaller ones, and the tokens of it, made once."""
+"""A recipe whose model is wide enough to have smaller ones, with its tokens built once."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.conftest import recipe_text, write_text
 
 
 def wide_recipe(folder: Path) -> str:
-    """The small recipe of all tests with a wider model; its whole training would take some seconds."""
+    """The small recipe with a wider model, whose whole training takes some seconds."""
     text = recipe_text(folder)
     for old, new in (
         (
@@ -29,7 +29,7 @@ def wide_recipe(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, wide.toml and a run that has its tokens."""
+    """A folder with text, wide.toml and a run with tokens."""
     folder = tmp_path_factory.mktemp("ladder")
     write_text(folder / "text")
     (folder / "wide.toml").write_text(wide_recipe(folder))

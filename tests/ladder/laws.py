@@ -1,4 +1,4 @@
-"""Laws of loss with published or chosen numbers, to draw runs from and to compare fits with."""
+"""Laws of loss with published or chosen constants, to draw runs from and to compare fits with."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,14 +11,20 @@ from bessemer.ladder.fit import Array, BestFit
 
 @dataclass(frozen=True)
 class Law:
-    """constant: E, the loss that no size and no data lower further; coefficients, exponents: (T,) of the powers."""
+    """A law of loss as a constant plus a sum of powers.
+
+    Attributes:
+        constant: E, the irreducible loss.
+        coefficients: (T,) factors of the powers.
+        exponents: (T,) exponents of the powers.
+    """
 
     constant: float
     coefficients: tuple[float, ...]
     exponents: tuple[float, ...]
 
     def loss(self, *sizes: npt.ArrayLike) -> Array:
-        """Nats a token at these sizes: parameters and tokens on a surface, FLOPs on a line."""
+        """Return nats per token at these sizes: parameters and tokens for a surface, FLOPs for a line."""
         total = np.asarray(self.constant, dtype=np.float64)
         for size, coefficient, exponent in zip(sizes, self.coefficients, self.exponents, strict=True):
             total = total + coefficient * np.asarray(size, dtype=np.float64) ** -exponent
@@ -26,7 +32,7 @@ class Law:
 
     @classmethod
     def of(cls, found: BestFit) -> Self:
-        """A fit as a law of the sizes themselves."""
+        """Return a fit as a law of the sizes themselves."""
         powers, row = len(found.centre), found.parameters
         exponents = row[1 + powers :]
         coefficients = np.exp(row[1 : 1 + powers] + exponents * found.centre)

@@ -1,4 +1,4 @@
-"""`bessemer ladder`, whole: what it writes, that a stop anywhere changes nothing, and what it refuses."""
+"""`bessemer ladder` end to end: its output, stops that change nothing, and errors."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def ladder(wide: Path, *options: str) -> int:
 
 
 def plain(folder: Path) -> dict[str, Any]:
-    """ladder.json without what the clock said and where it lies."""
+    """Return ladder.json without times and paths."""
     found: dict[str, Any] = read_json(folder / "ladder.json")
     for rung in found["rungs"]:
         rung.pop("seconds")
@@ -50,7 +50,7 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_a_ladder_holds(whole: Path) -> None:
+def test_contents_of_a_ladder(whole: Path) -> None:
     found = read_json(whole / "ladder.json")
     assert [rung["seed"] for rung in found["rungs"]] == [0, 0, 0, 0, 0, 1, 1, 1]
     for rung, again in zip(found["rungs"], found["rungs"][5:], strict=False):
@@ -78,7 +78,7 @@ def test_what_a_ladder_holds(whole: Path) -> None:
     assert found["answers"] == sentences(found) and len(found["rows"]) == len(found["rungs"])
 
 
-def test_a_second_call_trains_nothing_and_finds_the_same(whole: Path, made: Path) -> None:
+def test_a_second_call_trains_nothing_and_gives_the_same_result(whole: Path, made: Path) -> None:
     before, when = plain(whole), {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/metrics.jsonl")}
     assert ladder(made, *SMALL, "--folder", str(whole)) == 0
     assert plain(whole) == before
@@ -94,7 +94,7 @@ def call(wide: Path, train: Train, *sets: str, **options: Any) -> dict[str, Any]
 
 
 def write_result(run: RunDirectory, steps: int, loss: float) -> None:
-    """Write what a ladder reads of a run that is trained."""
+    """Write the files of a trained run that a ladder reads."""
     (run.checkpoints / f"step-{steps:08d}").mkdir(parents=True)
     rows = [
         {"kind": "train", "step": steps, "step_seconds": 1.0 / steps},
@@ -103,8 +103,8 @@ def write_result(run: RunDirectory, steps: int, loss: float) -> None:
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def test_stopped_between_and_inside_rungs_it_ends_the_same(whole: Path, wide: Path) -> None:
-    """A signal inside a rung exits 75 with its steps saved; a stop between two rungs loses nothing."""
+def test_a_ladder_stopped_between_or_inside_rungs_gives_the_same_result(whole: Path, wide: Path) -> None:
+    """A signal inside a rung exits with 75 and its steps saved; a stop between two rungs loses nothing."""
     folder = wide / "stopped"
 
     def signal_in_first_rung() -> None:
@@ -129,8 +129,8 @@ def test_stopped_between_and_inside_rungs_it_ends_the_same(whole: Path, wide: Pa
     assert plain(folder) == plain(whole)
 
 
-def test_isoflop_says_which_size_is_best(wide: Path) -> None:
-    """Runs whose losses follow a known law, in place of training: the law comes back."""
+def test_isoflop_finds_the_best_size(wide: Path) -> None:
+    """Runs whose losses follow a known law replace training: the fit recovers the law."""
     law = Law(2.0, (60.0, 90.0), (0.4, 0.5))
 
     def by_law(recipe: Recipe, run: RunDirectory) -> None:
@@ -188,6 +188,8 @@ def test_rungs_of_an_earlier_budget_count_too(wide: Path) -> None:
         (["--set", "train.start=elsewhere"], "train.start gives the weights"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_an_error(
+    options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ladder(wide, *options) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a ladder says, on runs drawn from published laws: the truth lies in its intervals as often as it claims."""
+"""The fit of a ladder on runs drawn from published laws: its intervals contain the truth as often as they claim."""
 
 import itertools
 from dataclasses import replace
@@ -37,7 +37,7 @@ LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024,
 
 
 def ratio_points(count: int, noise: float, seed: int, law: Law = LAW) -> tuple[Point, ...]:
-    """20 tokens a parameter, compute doubling twice from rung to rung."""
+    """Return points with 20 tokens per parameter, with compute doubling twice from rung to rung."""
     chance = np.random.default_rng(seed)
     sizes = np.sqrt(1e18 * 4.0 ** np.arange(count) / 120)
     losses = law.loss(sizes, 20 * sizes) * np.exp(noise * chance.standard_normal(count))
@@ -46,7 +46,7 @@ def ratio_points(count: int, noise: float, seed: int, law: Law = LAW) -> tuple[P
 
 
 def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Point, ...]:
-    """`count` sizes over a factor of 9 at each of some amounts of compute, three times from one to the next."""
+    """Return points of `count` sizes over a factor of 9 at each of several amounts of compute, a factor of 3 apart."""
     chance, found = np.random.default_rng(seed), []
     for level in range(levels):
         compute = 1e19 * 3.0**level
@@ -58,8 +58,8 @@ def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Po
 
 
 @pytest.mark.long
-def test_the_interval_of_a_short_ladder_holds_the_truth_as_often_as_it_says() -> None:
-    """Six rungs, three numbers: 80% intervals, over 24 ladders. A binomial of 24 and 0.8 is below 13 once in 1,000."""
+def test_the_interval_of_a_short_ladder_contains_the_truth_as_often_as_it_claims() -> None:
+    """Six rungs, three constants: 80% intervals over 24 ladders. A binomial of 24 and 0.8 is below 13 once in 1,000."""
     held = covered = 0
     for seed in range(24):
         found = fitted("ratio", ratio_points(6, 0.004, seed), seed)
@@ -73,7 +73,7 @@ def test_the_interval_of_a_short_ladder_holds_the_truth_as_often_as_it_says() ->
     assert covered >= 13, covered
 
 
-def test_the_law_is_in_the_intervals_of_many_rungs_which_are_narrow() -> None:
+def test_intervals_of_many_rungs_are_narrow_and_contain_the_law() -> None:
     found = fitted("isoflop", isoflop_points(7, 4, 0.002, 0))
     assert Law.of(found.best).exponents == pytest.approx(LAW.exponents, abs=0.1)
     said = found.loss(4e9, 8e10, 6 * 4e9 * 8e10, of_a_run=False)
@@ -82,7 +82,7 @@ def test_the_law_is_in_the_intervals_of_many_rungs_which_are_narrow() -> None:
 
 
 def test_the_best_size_is_where_the_law_is_lowest() -> None:
-    """Against a search along C = 6 N D."""
+    """The reference is a search along C = 6 N D."""
     points = isoflop_points(7, 4, 0.0, 0)
     found = fitted("isoflop", points)
     compute = 5e21
@@ -106,9 +106,10 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
     assert bad["error"] == pytest.approx(1 / 1.1 - 1, abs=0.01) and not bad["covered"]
 
 
-def test_a_batch_above_the_laws_is_taken_off() -> None:
-    """Rungs whose losses hold the effect of rounded batches give the same law as ones without, and a prediction of a run
-    with such a batch holds it."""
+def test_the_effect_of_a_rounded_batch_is_removed() -> None:
+    """Rungs whose losses contain the effect of rounded batches give the same law as others, and a prediction of a run with such a
+    batch includes it.
+    """
     points = ratio_points(6, 0.0, 0)
     excess = (0.13, -0.16, 0.01, 0.10, -0.07, 0.01)
     rounded = tuple(
@@ -139,7 +140,7 @@ PUBLISHED = pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU], ids=["hoffmann
 
 
 def runs(law: Law, noise: float = 0.0, seed: int = 0) -> tuple[Array, Array]:
-    """72 runs of nine amounts of compute, as Hoffmann et al. chose them: (n, 2) sizes, (n,) losses."""
+    """Return 72 runs of nine amounts of compute, as chosen by Hoffmann et al.: (n, 2) sizes, (n,) losses."""
     compute = np.repeat([6e18, 1e19, 3e19, 6e19, 1e20, 3e20, 6e20, 1e21, 3e21], 8)
     parameters = np.sqrt(compute / 120) * np.tile(np.geomspace(0.2, 5.0, 8), 9)
     tokens = compute / 6 / parameters
@@ -148,14 +149,14 @@ def runs(law: Law, noise: float = 0.0, seed: int = 0) -> tuple[Array, Array]:
 
 
 @PUBLISHED
-def test_a_law_without_noise_comes_back(law: Law) -> None:
+def test_a_law_without_noise_is_recovered(law: Law) -> None:
     found = Law.of(fit(*runs(law)))
     assert found.constant == pytest.approx(law.constant, rel=1e-9)
     assert found.coefficients == pytest.approx(law.coefficients, rel=1e-7)
     assert found.exponents == pytest.approx(law.exponents, rel=1e-9)
 
 
-def test_no_other_optimiser_gets_lower() -> None:
+def test_no_other_optimiser_finds_a_lower_loss() -> None:
     sizes, losses = runs(BESIROGLU, noise=0.01, seed=1)
     found = fit(sizes, losses)
     x, y = np.log(sizes) - found.centre, np.log(losses)
@@ -172,7 +173,7 @@ def test_no_other_optimiser_gets_lower() -> None:
     assert 1e5 * found.objective == pytest.approx(lowest, rel=1e-4), "and another comes as low: it is the minimum"
 
 
-def test_derivatives_are_those_of_differences() -> None:
+def test_derivatives_equal_finite_differences() -> None:
     chance = np.random.default_rng(2)
     place, x = chance.standard_normal((1, 5)) * 0.3, chance.standard_normal((7, 2))
     _, slopes = predicted(place, x)
@@ -183,7 +184,7 @@ def test_derivatives_are_those_of_differences() -> None:
         assert slopes[0, :, number] == pytest.approx(difference[0], abs=1e-8)
 
 
-def test_one_wild_run_moves_the_law_little() -> None:
+def test_one_outlier_changes_the_law_little() -> None:
     sizes, losses = runs(BESIROGLU, noise=0.002, seed=5)
     before = Law.of(fit(sizes, losses))
     losses[10] *= 1.3
@@ -192,7 +193,7 @@ def test_one_wild_run_moves_the_law_little() -> None:
     assert float(after.loss(*at)) == pytest.approx(float(before.loss(*at)), rel=2e-3)
 
 
-def test_a_line_comes_back() -> None:
+def test_a_line_is_recovered() -> None:
     compute = np.geomspace(1e15, 1e19, 9)
     law = Law(1.9, (2500.0,), (0.19,))
     found = Law.of(fit(compute[:, None], law.loss(compute)))
@@ -206,7 +207,7 @@ def result() -> dict[str, Any]:
 
 @pytest.mark.long
 def test_the_rule_gives_the_published_intervals(result: dict[str, Any]) -> None:
-    """Three of the texts, scored anew from the measured losses; another rule or prior would show here."""
+    """Recompute three of the texts from the measured losses; another rule or prior would differ."""
     scored = program("ladder_coverage").scored
     for before in result["kinds"][::4]:
         now = scored(before["kind"], before)
@@ -217,7 +218,7 @@ def test_the_rule_gives_the_published_intervals(result: dict[str, Any]) -> None:
             )
 
 
-def test_the_summary_is_of_the_published_intervals(result: dict[str, Any]) -> None:
+def test_the_summary_equals_the_published_intervals(result: dict[str, Any]) -> None:
     assert program("ladder_coverage").summary(result["kinds"]) == result["summary"]
 
 
@@ -229,7 +230,7 @@ def planned_of(name: str, *changes: str, vocabulary: int = 32_768) -> Planned:
 
 
 @pytest.mark.parametrize("name", ["demo", "depth", "gpt2-124m", "llama-1b", "llama-70b-2048"])
-def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
+def test_smaller_models_are_valid_and_keep_the_proportions(name: str) -> None:
     planned = planned_of(name, *(["train.steps=1000"] if name == "demo" else []))
     sizes = smaller(planned.recipe, 32_768)
     model = planned.recipe.model
@@ -239,9 +240,9 @@ def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
         assert before.parameters < after.parameters < planned.size.parameters
     for size in sizes:
         made: Recipe = planned.recipe.model_copy(update={"model": size.model})
-        config = model_config(made, 32_768)  # which refuses what cannot be
+        config = model_config(made, 32_768)  # which rejects invalid sizes
         assert config.layers >= 2 and config.heads % config.kv_heads == 0 and config.head_dim % 2 == 0
-        # Blocks by hand: queries and output, keys and values, and the products of the MLP; and the output matrix.
+        # Manual count for blocks: queries and output, keys and values, the products of the MLP; and the output matrix.
         inner, pairs = config.heads * config.head_dim, config.kv_heads * config.head_dim
         block = config.width * (2 * inner + 2 * pairs + (3 if config.gated else 2) * config.mlp_width)
         assert size.parameters == config.layers * block + 32_768 * config.width
@@ -253,13 +254,13 @@ def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
         assert (size.model.width or 0) / (size.model.layers or 1) == pytest.approx(model.width / model.layers, rel=0.15)
 
 
-def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
+def test_rate_and_batch_equal_the_recipes_at_its_compute() -> None:
     given = ("train.steps=4000", "train.global_batch_tokens=1024", "train.optimizer.learning_rate=0.01")
     planned = planned_of("demo", *given, vocabulary=2048)
     assert batch_tokens(planned.recipe, planned.flops, planned.flops) == 1024
     assert learning_rate(planned.recipe, planned.flops, planned.flops) == pytest.approx(0.01)
-    # A fifth of the compute: 1024 x 0.2^0.3271 = 605 tokens, nearest to two sequences of 256; the rate 0.01 x 0.2^-0.125, by
-    # the root of 512 / 605. A hundredth: 227 tokens, but two sequences are the fewest.
+    # A fifth of the compute: 1024 x 0.2^0.3271 = 605 tokens, nearest to two sequences of 256; the rate is 0.01 x 0.2^-0.125,
+    # times the root of 512 / 605. A hundredth: 227 tokens, but two sequences are the minimum.
     for share in (0.2, 0.01):
         assert batch_tokens(planned.recipe, planned.flops * share, planned.flops) == 512
         assert learning_rate(planned.recipe, planned.flops * share, planned.flops) == pytest.approx(
@@ -267,7 +268,7 @@ def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
         )
 
 
-def test_with_mup_the_rate_stays() -> None:
+def test_with_mup_the_rate_does_not_change() -> None:
     planned = planned_of("depth", "train.optimizer.base_width=64")
     rate = planned.recipe.train.optimizer.learning_rate
     assert rate is not None
@@ -276,7 +277,7 @@ def test_with_mup_the_rate_stays() -> None:
 
 @pytest.mark.parametrize(("design", "count"), [("ratio", 6), ("ratio", 9), ("isoflop", 9), ("isoflop", 12)])
 @pytest.mark.parametrize("share", [0.02, 0.2, 5.0])
-def test_a_ladder_keeps_to_its_budget(design: Design, count: int, share: float) -> None:
+def test_a_ladder_stays_within_its_budget(design: Design, count: int, share: float) -> None:
     planned = planned_of("gpt2-124m")
     sizes = smaller(planned.recipe, 32_768)
     made = rungs_within(design, planned, sizes, count, Budget(flops=share * planned.flops), planned.ratio, seconds)
@@ -316,6 +317,6 @@ def test_budgets_are_read(text: str, wanted: Budget) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "min", "0", "-5min", "5 apples", "nan", "inf"])
-def test_what_is_no_budget_is_told(text: str) -> None:
+def test_an_invalid_budget_is_an_error(text: str) -> None:
     with pytest.raises(InputError, match="5min or 2h"):
         parse_budget(text)

@@ -1,4 +1,4 @@
-"""The mixture search: regressions on losses of a known form, and `bessemer ladder --mixture` whole."""
+"""The mixture search: regressions on losses of a known form, and `bessemer ladder --mixture` end to end."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from bessemer.ladder.law import Array
 
 
 def mixed(points: Array, weights: Array, floor: Array, scale: Array) -> Array:
-    """(n, k) losses by the law of data mixing: c_k + s_k exp(sum_i t_ik r_i) (Ye et al. 2024)."""
+    """Return (n, k) losses by the law of data mixing: c_k + s_k exp(sum_i t_ik r_i) (Ye et al. 2024)."""
     return np.asarray(floor + scale * np.exp(points @ weights))
 
 
@@ -25,7 +25,7 @@ def points_of(count: int, seed: int = 0) -> Array:
     return shares.spread_out(np.array([0.6, 0.3, 0.1]), count, np.ones(3), seed)
 
 
-def test_points_lie_on_the_simplex_and_apart() -> None:
+def test_points_are_on_the_simplex_and_spread_out() -> None:
     points = points_of(14)
     assert points.sum(axis=1) == pytest.approx(1.0) and (points >= 0).all()
     assert points[0] == pytest.approx([0.6, 0.3, 0.1]), "the given mixture is the first"
@@ -37,7 +37,7 @@ def test_points_lie_on_the_simplex_and_apart() -> None:
 
 
 def test_the_regression_finds_the_best_mixture_of_a_known_law() -> None:
-    """Proposed from 16 losses without noise, against a search of the law itself."""
+    """The proposal from 16 losses without noise is compared with a search of the law itself."""
     points = points_of(16)
     losses = mixed(points, WEIGHTS, FLOOR, SCALE)
     models = [shares.choose(points, losses[:, k]) for k in range(3)]
@@ -56,17 +56,17 @@ def test_the_regression_finds_the_best_mixture_of_a_known_law() -> None:
     assert said == pytest.approx(of(proposed), abs=0.005)
 
 
-def test_left_out_runs_by_the_hat_matrix_are_those_of_fitting_anew() -> None:
+def test_leave_one_out_by_the_hat_matrix_equals_refitting() -> None:
     points = points_of(12)
     losses = mixed(points, WEIGHTS, FLOOR, SCALE)[:, 0] + 0.01 * np.random.default_rng(0).standard_normal(12)
     found = shares.regression("quadratic", 1e-3, 0.0, points, losses)
     anew = shares.left_out(found, points, losses)
-    # The scale of the features and the level are those of all runs in one and of the others in the other.
+    # One uses the scale of the features and the level of all runs, the other those of the remaining runs.
     assert np.sqrt(np.mean((losses - anew) ** 2)) == pytest.approx(found.error, rel=0.25)
 
 
-def test_a_gain_that_is_not_there_is_inside_the_noise_as_often_as_it_should_be() -> None:
-    """Losses that no share changes: of 15 searches, the lower end of the 90% interval is above 0 in few."""
+def test_without_a_gain_the_interval_contains_zero_as_often_as_it_claims() -> None:
+    """Losses that no share changes: among 15 searches, the lower end of the 90% interval is rarely above 0."""
     wrong = 0
     for seed in range(15):
         points = points_of(10, seed)
@@ -82,7 +82,7 @@ def test_a_gain_that_is_not_there_is_inside_the_noise_as_often_as_it_should_be()
 
 
 @pytest.mark.long
-def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mixture_search_end_to_end(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["ladder", str(wide / "wide.toml"), "--mixture", "--rungs", "5", "--budget", "2.4e9", "--verify", "--json"]
     assert run_command(given) == 0
     found = json.loads(capsys.readouterr().out)
@@ -106,7 +106,7 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
     assert gain["low"] <= gain["value"] <= gain["high"] and gain["inside_noise"] == (gain["low"] <= 0)
     assert checked["error"] == pytest.approx(checked["predicted"] / checked["measured"] - 1)
     assert '"id":"ladder-mixture"' in Path(found["page"]).read_text()
-    # The same again, for one source: nothing is trained, and that source gets all it may.
+    # The same for one source: nothing is trained, and that source gets the largest possible share.
     assert run_command([*given[:-2], "--target", "code", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert alone["proposed"]["shares"]["code"] > found["given"]["code"]
@@ -122,12 +122,14 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
         (["--design", "ratio"], "leave out --design"),
     ],
 )
-def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_an_error(
+    options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(["ladder", str(wide / "wide.toml"), "--mixture", *options]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_one_source_has_no_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_source_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "one.toml"
     recipe.write_text(
         '[run]\nname = "one"\n[[corpus.sources]]\nname = "text"\nformat = "text"\npaths = ["."]\n[model]\ndepth = 4\n'

@@ -1,4 +1,4 @@
-"""A recipe with its tokens that the tests of the launch room start from."""
+"""A recipe with tokens, for the tests of launching."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The files for a cluster: as their own parsers read them, and the batch script run for real on this machine."""
+"""Files for a cluster, read by their own parsers, and the batch script run on this machine."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def recipe(folder: Path, cluster: str = "", parallel: str = "", nodes: str = "no
 
 
 def sbatch_options(script: str) -> dict[str, str | None]:
-    """As sbatch reads them: comment lines before the first line of another kind; the last one of a name counts."""
+    """Return the options as sbatch reads them: comment lines before the first other line; the last one of a name counts."""
     found: dict[str, str | None] = {}
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -100,7 +100,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
     ("cluster", "nodes", "each"),
     [('device = "A100"', 8, 8), ('device = "GB200"', 16, 4), ("devices_per_node = 16", 4, 16), ("nodes = 4", 4, 16)],
 )
-def test_nodes_are_as_many_as_the_processes_fill(cluster: str, nodes: int, each: int, tmp_path: Path) -> None:
+def test_the_number_of_nodes_follows_from_the_processes(cluster: str, nodes: int, each: int, tmp_path: Path) -> None:
     asked = recipe(tmp_path, cluster, "pipeline = 2", nodes="")
     assert asked.parallel.world == 64
     assert run_command(["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]) == 0
@@ -146,15 +146,15 @@ def test_the_jobset_starts_a_pod_for_each_node(full: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("run", "name"), [("7b", "run-7b"), ("on", "on"), ("A" * 60 + ".1", "a" * 40), ("1.", "run-1")]
 )
-def test_names_of_runs_become_names_of_kubernetes(run: str, name: str, tmp_path: Path) -> None:
+def test_run_names_become_valid_kubernetes_names(run: str, name: str, tmp_path: Path) -> None:
     asked = recipe(tmp_path, FULL, "elastic = true").changed(run={"name": run})
     config, found = jobset(asked, tmp_path / "out")
     assert (config["metadata"]["name"], found["metadata"]["name"]) == (name, name)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-node-0-999") <= 63
 
 
-def test_settings_of_pods_are_merged_and_odd_texts_arrive(tmp_path: Path) -> None:
-    """With letters that YAML takes for line ends in the recipe, and paths of the recipe that stay relative to the mount."""
+def test_pod_settings_are_merged_and_unusual_texts_survive(tmp_path: Path) -> None:
+    """The recipe contains letters that YAML reads as line breaks; its paths stay relative to the mount."""
     pod = """
 [cluster.pod]
 automountServiceAccountToken = false
@@ -206,7 +206,7 @@ resources = {{requests = {{memory = "8Gi"}}, limits = {{memory = "9G"}}}}
         ("kubernetes", LIMIT.replace("8Gi", "100Gi"), "requests.memory"),
     ],
 )
-def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, says: str, tmp_path: Path) -> None:
+def test_a_recipe_that_does_not_fit_the_cluster_is_one_error(on: str, cluster: str, says: str, tmp_path: Path) -> None:
     asked = recipe(tmp_path, cluster)
     if "nodes = 3" in says:
         asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"nodes": 3})})
@@ -215,7 +215,7 @@ def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, sa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_cannot_bring_options_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_cannot_inject_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe(tmp_path)
     given = ["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]
     for option in ("gpu", "--partition=gpu\n#SBATCH --uid=0"):
@@ -254,10 +254,10 @@ esac
 """
 
 
-def test_the_batch_script_hands_on_the_code_that_its_recipe_names(
+def test_the_batch_script_contains_the_code_that_its_recipe_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the job runs the files as they were when it was written, and no others."""
+    """The job runs the files as they were when the script was written, and no others."""
     monkeypatch.setenv(extensions.TRUSTED, "{}")
     (tmp_path / "it's mine.py").write_text("")
     recipe(tmp_path)
@@ -270,8 +270,8 @@ def test_the_batch_script_hands_on_the_code_that_its_recipe_names(
 
 
 @pytest.mark.parametrize("setup", ["false", "exit 3", "ls | grep nothing", "echo $NOT_SET"])
-def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
-    """With its code, before anything is trained; a variable that is not set is no failure, but a step without a training is."""
+def test_a_failing_setup_ends_the_job(setup: str, tmp_path: Path) -> None:
+    """The job exits with its code before anything is trained. An unset variable is no failure, but a step without a training is."""
     for name in ("srun", "scontrol"):
         (tmp_path / name).write_text(f'#!/bin/sh\ntouch "{tmp_path}/{name}-ran"\n')
         (tmp_path / name).chmod(0o755)
@@ -286,9 +286,10 @@ def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tmp_path: Path) -> None:
-    """With srun and scontrol played by two small programs: two "nodes" of one process each on this machine. It is stopped, then
-    the command of a node is killed, then it ends."""
+def test_the_batch_script_trains_on_two_nodes_and_is_requeued(made: Path, tmp_path: Path) -> None:
+    """Two small programs replace srun and scontrol: two "nodes" of one process each on this machine. The job is stopped, then the
+    command of a node is killed, then it finishes.
+    """
     for name, text in (
         ("srun", SRUN.format(python=sys.executable, folder=tmp_path)),
         ("scontrol", SCONTROL.format(folder=tmp_path)),
@@ -307,7 +308,7 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     }  # fmt: skip
     with subprocess.Popen(["bash", script], env=job, stderr=subprocess.PIPE, text=True) as batch:
         wait_for_step(made.parent / "runs" / "slurm", 3)
-        batch.send_signal(signal.SIGUSR1)  # to the batch shell alone, as --signal=B:USR1 does
+        batch.send_signal(signal.SIGUSR1)  # only to the batch shell, as --signal=B:USR1 does
         _, said = batch.communicate(timeout=240)
     assert batch.returncode == 0, said
     assert (tmp_path / "requeued").read_text().split() == [str(os.getpid())]

@@ -1,4 +1,4 @@
-"""Faults of one of two processes, injected for real: rows of the fault matrix (tests/fault_matrix.toml)."""
+"""Injected faults of one of two processes: rows of the fault matrix (tests/fault_matrix.toml)."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from trainings import another, bessemer, command, errors, injected, losses, metr
 
 from bessemer.run.files import read_json_lines
 
-# In one rank: at a step, raise, or make the gradient of this rank's part not a number.
+# At a step of one rank, raise an error, or set the gradient of its part to NaN.
 SICK = """
 import os, pathlib, sys, threading, time
 def patch():
@@ -87,7 +87,7 @@ def test_a_nan_of_one_rank_is_skipped_by_all(
 
 @pytest.mark.long
 @pytest.mark.fault(1)
-def test_ranks_killed_at_random_steps_cost_nothing(
+def test_ranks_killed_at_random_steps_do_not_change_the_losses(
     made: Path, is_thorough: bool, record_property: Callable[..., None]
 ) -> None:
     kills = 20 if is_thorough else 2

@@ -1,4 +1,4 @@
-"""A run on several processes: one line of the recipe, the same losses; kills, stops and refusals."""
+"""A run on several processes: one more key in the recipe, the same losses; kills, stops and errors."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.ports import free_port
 
 
 @pytest.mark.long
-def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
+def test_two_processes_give_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
     constant = "--set", "train.schedule.kind=constant"
     given = *another(made, "shards"), *constant
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--set", "train.steps=4")
@@ -35,12 +35,12 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
 
 
-# Enough steps to be stopped in their middle.
+# Enough steps to be stopped in the middle.
 LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true", "--set", "train.steps=40"
 
 
 @pytest.mark.fault(1)
-def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
+def test_a_killed_process_does_not_change_the_losses(made: Path, shards: str) -> None:
     killed = another(made, "killed")
     run = made.parent / "runs" / "killed"
     with subprocess.Popen(command("train", *killed, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
@@ -61,10 +61,10 @@ def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
     ("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGINT, None), (signal.SIGUSR1, None)], ids=str
 )
 @pytest.mark.fault(9)
-def test_a_stop_saves_and_the_same_command_goes_on(
+def test_a_stop_saves_and_the_same_command_resumes(
     made: Path, shards: str, number: signal.Signals, rank: int | None
 ) -> None:
-    """A signal to the command, or to one of its processes."""
+    """The signal goes to the command or to one of its processes."""
     name = f"stopped-{number.name}"
     stopped = another(made, name)
     run = made.parent / "runs" / name
@@ -91,7 +91,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(
         (("parallel.tensor=3",), "cannot be divided by 3 processes"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_text_is_read(
+def test_an_unusable_layout_is_an_error_before_any_text_is_read(
     made: Path, tmp_path: Path, keys: tuple[str, ...], says: str
 ) -> None:
     sets = [part for key in (f"run.dir={tmp_path / 'runs'}", *keys) for part in ("--set", key)]
@@ -136,9 +136,9 @@ train = { steps = 4, global_batch_tokens = 384, micro_batch = 1 }
     ("asked", "processes", "expected"),
     [
         ({"replicate": 4}, 3, (3, 1)),
-        ({"replicate": 6}, 5, (4, 1)),  # 5 do not divide 12 sequences
+        ({"replicate": 6}, 5, (4, 1)),  # 5 does not divide 12 sequences
         ({"replicate": 4}, 13, (12, 1)),  # more than before
-        ({"replicate": 2, "shard": 2}, 3, (1, 2)),  # a whole copy goes
+        ({"replicate": 2, "shard": 2}, 3, (1, 2)),  # a whole replica ends
         ({"shard": 4}, 3, (1, 3)),
         ({"replicate": 2, "tensor": 2}, 3, (1, 1)),
         ({"tensor": 2}, 1, None),

@@ -1,4 +1,4 @@
-"""Several nodes, played by several commands on this machine; the losses of one process."""
+"""Several nodes, simulated by several commands on this machine, with the losses of one process."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ FP64 = ("--set", "train.precision=fp64")
 
 
 def outcome(run: Path | str, code: int, *options: str) -> tuple[int, list[str]]:
-    """The exit code and the errors of the program that is asked after torchrun. run: its folder or recipe."""
+    """Return exit code and errors of a command that runs after torchrun. `run` is its run directory or recipe."""
     line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code), *options]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     return done.returncode, errors(done.stderr)
@@ -54,13 +54,13 @@ def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole
     assert (run / "planned_against_measured.json").exists()
     assert differ(losses(made, whole), losses(made, "torchrun")) < 1e-9
     assert facts(made, "torchrun")["world"] == 2
-    # The first process of the run writes: every step once.
+    # The first process of the run writes every step once.
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert sum('"kind": "train"' in line for line in lines) == 12
 
 
 def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
-    """torchrun waits in C++ for the other node then, where no handler of a signal runs."""
+    """torchrun then waits for the other node in C++, where no signal handler runs."""
     script, port = tmp_path / "script.py", free_port()
     script.write_text("import os, time; open(os.environ['MARK'], 'w'); time.sleep(float(os.environ['SLEEP']))")
     line = [*node((), port)[:-2], str(script)]
@@ -73,7 +73,7 @@ def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
         while not ((tmp_path / "0").exists() and (tmp_path / "60").exists()):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        time.sleep(3)  # for torchrun to see the end of its process
+        time.sleep(3)  # time for torchrun to notice the end of its process
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(timeout=300) == 0
     finally:
@@ -84,17 +84,19 @@ def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.fault(27)
 def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
-    """Two nodes of one process with 1 enough: one is killed whole, the other goes on alone, from the last checkpoint."""
+    """Two nodes of one process, of which 1 is enough: one is killed with all its processes, and the other continues from the
+    last checkpoint.
+    """
     given, port, run = another(made, "lost-node"), free_port(), made.parent / "runs" / "lost-node"
     more = *FP64, "--set", "parallel.replicate=2", "--set", "parallel.elastic=true"
     first = subprocess.Popen(node(given, port, *more, nodes="1:2"), stderr=subprocess.PIPE, text=True)
-    wait_for_listener(port)  # where the nodes meet is lost with the node that holds it
+    wait_for_listener(port)  # the rendezvous is lost with the node that hosts it
     second = subprocess.Popen(
         node(given, port, *more, nodes="1:2"), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         wait_for_step(run, 5)
-        kill_tree(second.pid)  # it may hold the first rank or the second
+        kill_tree(second.pid)  # it may have the first rank or the second
         _, said = first.communicate(timeout=300)
         assert first.returncode == 0 and outcome(run, 0) == (0, []), said
     finally:
@@ -110,7 +112,7 @@ def test_a_stop_of_one_node_stops_all(made: Path) -> None:
     given, port, run = another(made, "stopped-nodes"), free_port(), made.parent / "runs" / "stopped-nodes"
     more = "--set", "parallel.replicate=2", "--set", "train.steps=150", "--set", "checkpoint.every=150"
     nodes = [subprocess.Popen(node(given, port, *more))]
-    wait_for_listener(port)  # the other one ends with the node that hosts the store
+    wait_for_listener(port)  # the other node ends with the one that hosts the store
     nodes.append(subprocess.Popen(node(given, port, *more)))
     wait_for_step(run, 2)
     nodes[0].send_signal(signal.SIGTERM)
@@ -121,7 +123,7 @@ def test_a_stop_of_one_node_stops_all(made: Path) -> None:
 
 @pytest.mark.fault(32)
 def test_a_lost_node_is_waited_for_and_losing_the_first_ends_the_job(made: Path, replicas: str) -> None:
-    """The second node is killed whole and started again; then the first, after which the same command resumes."""
+    """The second node is killed with all its processes and restarted; then the first, after which the same command resumes."""
     given, run = another(made, "lost-nodes"), made.parent / "runs" / "lost-nodes"
     more = "--set", "parallel.replicate=2", "--set", "train.steps=30"
 
@@ -169,7 +171,7 @@ def ranks(commands: list[list[str]], port: int, more: list[dict[str, str]] | Non
 
 
 def one_error(found: Found, code: int) -> str:
-    """What the one process that speaks says; all leave together with the code."""
+    """Return the error of the one process that prints; all exit with its code."""
     told = [line for _, said, _ in found for line in errors(said)]
     assert len(told) == 1, found
     assert all("Traceback" not in said for _, said, _ in found), "\n".join(said for _, said, _ in found)
@@ -179,26 +181,26 @@ def one_error(found: Found, code: int) -> str:
     return told[0]
 
 
-def test_ranks_that_do_not_fit_together(made: Path, tmp_path: Path) -> None:
+def test_ranks_with_inconsistent_settings_are_errors(made: Path, tmp_path: Path) -> None:
     layout = "--set", "parallel.replicate=2"
-    # Another number of processes than the layout needs: what would fit.
+    # A number of processes that does not fit the layout: the error suggests one that fits.
     given = another(made, "number")
     told = one_error(ranks([command("train", *given, "--set", "parallel.tensor=3")] * 2, free_port()), 2)
     assert "tensor x pipeline x context = 3 does not divide 2; possible: [1, 2]" in told
-    # Other values of a key.
+    # Different values of a key.
     given = another(made, "recipes")
     one = command("train", *given, *layout)
     told = one_error(ranks([one, [*one, "--set", "train.steps=9"]], free_port()), 2)
     assert "rank 1 differs from rank 0" in told
-    # A recipe that only one of them cannot read.
+    # A recipe that one of them cannot read.
     told = one_error(ranks([one, [*one, "--set", "train.stepz=9"]], free_port()), 2)
     assert "unknown key; did you mean train.steps?" in told
 
 
-def test_ranks_with_other_data_or_another_folder(made: Path, tmp_path: Path) -> None:
+def test_ranks_with_different_data_or_run_directories_are_errors(made: Path, tmp_path: Path) -> None:
     layout = "--set", "parallel.replicate=2"
     runs = made.parent / "runs"
-    # The tokens lie on each node's own disk (here: in its working directory), and one of them has others.
+    # Each node has the tokens on its own disk (here its working directory), and one node has different ones.
     given = another(made, "data")
     (runs / "data" / "tokens").unlink()
     os.symlink("/proc/self/cwd/tokens", runs / "data" / "tokens")
@@ -213,7 +215,7 @@ def test_ranks_with_other_data_or_another_folder(made: Path, tmp_path: Path) -> 
     shells = [["bash", "-c", 'cd "$0" && exec "$@"', str(place), *one] for place in places]
     told = one_error(ranks(shells, free_port()), 2)
     assert "different recipes, tokens or versions" in told and "rank 1 differs from rank 0" in told
-    # Each node has a run directory of its own under the same name.
+    # Each node has its own run directory of the same name.
     for place in places:
         (place / "runs" / "apart").mkdir(parents=True)
         os.symlink(runs / "t" / "tokens", place / "runs" / "apart" / "tokens")

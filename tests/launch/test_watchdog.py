@@ -1,4 +1,4 @@
-"""Processes that hang: ended by their watchdogs, started again with the losses of an undisturbed run, and named."""
+"""Processes that hang: their watchdogs end them, the run resumes with the losses of an undisturbed run, and the rank is named."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ if os.environ.get("LOCAL_RANK") == "1":
 """
 
 
-def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> None:
+def test_the_rank_that_stopped_first_or_is_behind_is_named() -> None:
     stuck = [replace(BUSY, rank=rank) for rank in range(3)]
     assert culprits(stuck) == stuck, "nobody knows which"
     for culprit in replace(stuck[2], beat=BUSY.beat - 31), replace(stuck[2], step=6):
@@ -43,7 +43,7 @@ def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> N
     assert culprits([stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]]) == [stuck[0], stuck[2]]
 
 
-def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> None:
+def test_a_crash_is_not_a_stop_when_srun_ends_the_other_nodes(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.status.mkdir()
     for message, code in (("Connection closed by peer", 75), ("the fault", 1)):
@@ -53,7 +53,7 @@ def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> N
         assert ended.value.exit_code == code
 
 
-def test_a_process_alone_tells_of_itself(tmp_path: Path) -> None:
+def test_a_single_process_reports_itself(tmp_path: Path) -> None:
     with Heartbeat(None, 0, tmp_path / "stacks.txt", 0.3) as alone:
         alone.mark("step", 4)
         deadline = time.monotonic() + 240
@@ -65,7 +65,7 @@ def test_a_process_alone_tells_of_itself(tmp_path: Path) -> None:
 
 
 def start_training(made: Path, name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a training of two processes, and wait for its fifth step."""
+    """Start a training of two processes and wait for its fifth step."""
     keys = "parallel.replicate=2", "guard.hang_seconds=5", "train.steps=30"
     sets = [part for key in keys for part in ("--set", key)]
     process = subprocess.Popen(
@@ -81,7 +81,7 @@ def start_training(made: Path, name: str, environment: dict[str, str]) -> subpro
     "fault",
     [pytest.param("stopped", marks=pytest.mark.fault(10)), pytest.param("interpreter", marks=pytest.mark.fault(11))],
 )
-def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
+def test_a_hanging_process_is_ended_and_the_run_resumes(
     made: Path, replicas: str, tmp_path: Path, fault: str, record_property: Callable[[str, object], None]
 ) -> None:
     variables = injected(tmp_path, HOLDS_INTERPRETER)
@@ -147,7 +147,7 @@ def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "flips", "steps"), [(2, 1, 30), (4, 2, 16)])
 @pytest.mark.fault(21)
-def test_a_flipped_bit_is_undone(
+def test_a_flipped_bit_is_detected_and_undone(
     made: Path, replicas: str, tmp_path: Path, processes: int, flips: int, steps: int
 ) -> None:
     fault = injected(tmp_path, FLIPS)

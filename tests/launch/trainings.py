@@ -1,4 +1,4 @@
-"""Trainings for the tests of the launch room: a small recipe, its command, what it left in the run directory."""
+"""Trainings for the tests of launching: a small recipe, its command, and readers of its run directory."""
 
 import contextlib
 import json
@@ -52,14 +52,14 @@ def command(*arguments: str) -> list[str]:
 
 
 def injected(folder: Path, code: str) -> dict[str, str]:
-    """Variables with which this code runs first in each process."""
+    """Return variables that make each process run this code first."""
     (folder / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYTHONPATH": path}
 
 
 def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
-    """torchrun of one node of several, with one process, all on this machine."""
+    """Return the torchrun command of one node of several, with one process, all on this machine."""
     meet = f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"
     here = "--local-addr=localhost", "--rdzv-id=test", "--max-restarts=3", "--rdzv-conf=last_call_timeout=5"
     program = "-m", "bessemer.launch.worker", *given, *more
@@ -67,15 +67,17 @@ def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> lis
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, forks of the tests' server (tests/warm.py) too."""
+    """Return a process and its descendants, including forks of the tests' server (tests/warm.py)."""
     children = [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
     children += fork_of(pid)
     return [pid, *(each for child in children for each in tree(child))]
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and all that descend from it, at once; returns when none of them lives. They are stopped first, until
-    no further one appears: one that is being started would outlive the others."""
+    """Kill a process and its descendants at once, and wait until none is alive.
+
+    They are stopped first until no new one appears: a process that is just starting would survive the others.
+    """
     doomed: list[int] = []
     while found := [one for one in tree(pid) if one not in doomed]:
         _signal(found, signal.SIGSTOP)
@@ -100,7 +102,7 @@ def lives(pid: int) -> bool:
 
 
 def another(recipe: Path, name: str) -> tuple[str, ...]:
-    """Arguments for a run of its own over the same tokens."""
+    """Return arguments for a separate run on the same tokens."""
     runs = recipe.parent / "runs"
     (runs / name).mkdir()
     for part in ("corpus", "tokens"):
@@ -109,7 +111,7 @@ def another(recipe: Path, name: str) -> tuple[str, ...]:
 
 
 def trained(recipe: Path, name: str, *keys: str, environment: dict[str, str] | None = None) -> str:
-    """Train a run of its own to its end. Returns its name."""
+    """Train a separate run to its end and return its name."""
     sets = [part for key in keys for part in ("--set", key)]
     done = bessemer("train", *another(recipe, name), *sets, environment=environment)
     assert done.returncode == 0, done.stderr
@@ -121,7 +123,7 @@ def losses(recipe: Path, name: str, kind: str = "train") -> dict[int, float]:
 
 
 def metrics(recipe: Path, name: str, kind: str = "train") -> list[dict[str, Any]]:
-    """The lines of one kind, in order."""
+    """Return the lines of one kind, in order."""
     lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
@@ -141,7 +143,7 @@ def pid_of_rank(run: Path, rank: int) -> int:
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait until a run has logged a step. process: that trains it, with its messages, told where it ends before."""
+    """Wait until a run has logged a step; fail with the messages of `process` if it ends before."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
@@ -156,7 +158,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = 
 def together(
     commands: list[list[str]], environments: list[dict[str, str]] | None = None
 ) -> list[tuple[int, str, float]]:
-    """Run commands at the same time. Returns each one's exit code, what it said on standard error, and when it ended."""
+    """Run commands at the same time; return the exit code, standard error and end time of each."""
     started = [
         subprocess.Popen(one, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for one, env in zip(commands, environments or [{}] * len(commands), strict=True)
@@ -170,11 +172,11 @@ def together(
 
 
 def errors(said: str) -> list[str]:
-    """The lines in which a person is told of an error."""
+    """Return the lines with errors."""
     return [line for line in said.splitlines() if line.startswith("bessemer: ")]
 
 
 def differ(one: dict[int, float], two: dict[int, float]) -> float:
-    """The largest difference of two runs' losses, which have the same steps."""
+    """Return the largest difference between the losses of two runs of the same steps."""
     assert one.keys() == two.keys()
     return max(abs(one[step] - two[step]) for step in one)

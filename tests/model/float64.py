@@ -1,8 +1,7 @@
-"""Runs `transformers` in float64 throughout.
+"""A mode that runs `transformers` in float64 throughout.
 
-Its models widen to float32 in norms, rotary tables and softmax, whatever the weights are in, so a float64 model of
-theirs has float32's rounding. Here each request for float32 is answered with float64, which leaves the code of theirs
-as it is and takes the rounding away.
+Its models convert to float32 in norms, rotary tables and softmax for any type of weights, so a float64 model would have float32's
+rounding. This mode replaces each request for float32 with float64: the code of transformers stays as it is, without the rounding.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 class Float64(TorchFunctionMode):
     def __enter__(self) -> Any:
-        torch.set_default_dtype(torch.float64)  # of what integers are divided to
+        torch.set_default_dtype(torch.float64)  # the type that integers are divided in
         return super().__enter__()
 
     def __exit__(self, *details: Any) -> None:

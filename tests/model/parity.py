@@ -1,4 +1,4 @@
-"""Logits, loss and gradients of a model next to those of `transformers`."""
+"""Comparison of a model's logits, loss and gradients with those of `transformers`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ def our_logits(model: Transformer, tokens: Tensor) -> Tensor:
 
 
 def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
-    """Largest differences of logits, loss and gradients; gradients relative to the largest of each tensor, or to a
-    thousandth of the model's largest where a tensor's own are near zero (a key's bias has none: the softmax cancels it).
+    """Return the largest differences of logits, loss and gradients.
+
+    Gradients are relative to the largest value of each tensor, or to a thousandth of the model's largest if the tensor's are near
+    zero (the bias of keys has none, since the softmax cancels it).
     """
     tokens, targets = tokens_and_targets(ours.config)
-    for module in theirs.modules():  # whose rows of the padding token would have no gradients
+    for module in theirs.modules():  # otherwise the padding token's rows would have no gradients
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None
     found, wanted = our_logits(ours, tokens), theirs(tokens).logits

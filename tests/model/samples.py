@@ -24,7 +24,7 @@ def config(**changes: object) -> ModelConfig:
 
 
 def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
-    """A model whose every weight matters: the initial one has zeros in its output projections."""
+    """Return a model in which every weight matters: the initial output projections are zero."""
     model = build_model(wanted, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
     return model
 
 
-# Options that families share out among themselves, in blocks as odd as they can be: for what must follow all of them.
+# Options of all families combined, in blocks of unusual sizes, for code that must handle all of them.
 LONGROPE = RotaryScaling("longrope", 3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
 BLOCKS: dict[str, dict[str, Any]] = {
     "norms at both ends, local and global rotary positions": dict(
@@ -60,7 +60,7 @@ def read_checked(folder: Path, wanted: ModelConfig | None = None) -> tuple[Trans
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation gives."""
+    """Dispatch mode that records the elements of the largest tensor of any operation."""
 
     def __init__(self) -> None:
         super().__init__()

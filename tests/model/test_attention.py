@@ -1,4 +1,4 @@
-"""Every way through attention against softmax over an explicit mask, in float64, forward and backward."""
+"""Every attention implementation compared with softmax over an explicit mask, in float64, forward and backward."""
 
 import itertools
 from typing import Any
@@ -16,11 +16,11 @@ from bessemer.model.options import Rope, RotaryScaling
 from tests.model.float64 import Float64
 from tests.model.samples import BLOCKS, LargestTensor, config
 
-LENGTH = 300  # longer than a chunk of the soft-capped way
+LENGTH = 300  # longer than a chunk of the soft-capped implementation
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, soft_cap: float) -> Tensor:
-    """The formula as it stands in the papers."""
+    """Return attention by the formula of the papers."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     if soft_cap:
@@ -29,7 +29,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, soft_cap: float) -> 
 
 
 def mask(causal: bool, window: int, length: int) -> Tensor:
-    """Written out token by token."""
+    """Return the mask, token by token."""
     rows = []
     for query in range(length):
         if causal:
@@ -52,7 +52,7 @@ def inputs(length: int = LENGTH, batch: int = 2) -> list[Tensor]:
     ("causal", "window", "soft_cap", "packed"),
     list(itertools.product([True, False], [0, 10, 170], [0.0, 2.0], [True, False])),
 )
-def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: bool) -> None:
+def test_attention_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: bool) -> None:
     q, k, v = inputs()
     documents, allowed = None, mask(causal, window, LENGTH)[None]
     if packed:
@@ -73,8 +73,8 @@ def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (64, 0.0), (0, 2.0), (64, 2.0)])
-def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap: float) -> None:
-    """Neither in the forward nor in the backward pass; the inputs have 1/64 of a T x T matrix here."""
+def test_no_tensor_is_as_large_as_the_score_matrix(causal: bool, window: int, soft_cap: float) -> None:
+    """Check the forward and the backward pass; the inputs have 1/64 of the elements of a T x T matrix."""
     length = 2048
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
     with LargestTensor() as largest:
@@ -90,7 +90,7 @@ SPECS = [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20),
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_largest_logits_are_those_of_the_full_matrix(spec: AttentionSpec, packed: bool) -> None:
+def test_largest_logits_equal_those_of_the_full_matrix(spec: AttentionSpec, packed: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 4, 100, 8, generator=draw), torch.randn(2, 2, 100, 8, generator=draw)
     tokens = torch.randint(0, 9, (2, 100), generator=draw)
@@ -155,7 +155,7 @@ def theirs(settings: dict[str, Any], fraction: float, length: int) -> tuple[torc
 @pytest.mark.parametrize("length", [48, ORIGINAL, LONG])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("name", list(SCALINGS))
-def test_rotations_are_those_of_transformers(name: str, fraction: float, length: int) -> None:
+def test_rotations_equal_those_of_transformers(name: str, fraction: float, length: int) -> None:
     scaling, settings = SCALINGS[name]
     width = int(HEAD * fraction)
     if scaling.kind == "longrope":
@@ -170,8 +170,8 @@ def test_rotations_are_those_of_transformers(name: str, fraction: float, length:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_part_of_a_head_stays_as_it_is(compiled: bool) -> None:
-    """Both the CPU's own way and the textbook's (fp32 rotations of an fp64 tensor take that)."""
+def test_partial_rotation_leaves_the_rest_of_a_head_unchanged(compiled: bool) -> None:
+    """Both the CPU's implementation and the textbook one, which fp32 rotations of an fp64 tensor use."""
     x = torch.randn(2, 5, 3, 16, dtype=torch.float64, requires_grad=True)
     rotation = rotary_cos_sin(torch.arange(5), Rope(100.0, 8), 5, torch.float32 if compiled else torch.float64)
     turned = rotate(x, rotation)

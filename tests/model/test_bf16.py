@@ -1,4 +1,4 @@
-"""The one-pass kernels of bf16 on a CPU: exact conversions, and values and gradients that are off by roundings only."""
+"""The fused bf16 kernels on a CPU: exact conversions, and values and gradients within rounding."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from tests.model.samples import drawn
 from tests.train.small_trainer import batch, gradient, trainer_of
 
 Tensors = tuple[torch.Tensor, ...]
-ROUNDING = 2**-8  # the largest relative error of one rounding to bf16
+ROUNDING = 2**-8  # the largest relative error of rounding to bf16 once
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -29,7 +29,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def errors(ours: Callable[..., torch.Tensor], exact: Callable[..., torch.Tensor], *values: torch.Tensor) -> list[float]:
-    """Relative errors of the result and of the gradients to each value."""
+    """Return the relative errors of the result and of the gradient of each input."""
     narrow = [value.clone().requires_grad_() for value in values]
     wide = [value.double().requires_grad_() for value in values]
     found, wanted = ours(*narrow), exact(*wide)
@@ -51,7 +51,7 @@ def _convert(
         powers[j] = loops.exp(powers[j])
 
 
-def test_conversions_and_the_exponential() -> None:
+def test_conversions_and_the_exponential_are_exact() -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     given = np.concatenate(
         [np.linspace(-90, 90, (1 << 16) - 6, dtype=np.float32), np.float32([0, -0.0, 1e-40, np.nan, np.inf, 3e38])]
@@ -88,7 +88,7 @@ def test_gates() -> None:
 
 
 def heads(joined: torch.Tensor, rotates: bool, fused: bool) -> torch.Tensor:
-    """Queries, keys and values behind one another; fused: by the one kernel."""
+    """Return queries, keys and values concatenated; `fused` uses the one kernel."""
     length = joined.shape[1]
     rotation = rotary_cos_sin(torch.arange(length), Rope(100.0, 8), length, joined.dtype) if rotates else None
     if fused:
@@ -104,7 +104,9 @@ def heads(joined: torch.Tensor, rotates: bool, fused: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("rotates", [True, False])
 def test_heads_are_split_and_rotated(rotates: bool) -> None:
-    joined = drawn(2, 70, 3, 5, 12).bfloat16()  # 3 groups of 3 queries, one key and one value; 8 of 12 dimensions turn
+    joined = drawn(
+        2, 70, 3, 5, 12
+    ).bfloat16()  # 3 groups of 3 queries, one key and one value; 8 of 12 dimensions rotate
     found = errors(lambda x: heads(x, rotates, fused=True), lambda x: heads(x, rotates, fused=False), joined)
     assert max(found) < ROUNDING / 2 if rotates else found == [0.0, 0.0]
     assert max(errors(*[lambda x: heads(x, rotates, fused=False)] * 2, joined)) < ROUNDING / 2
@@ -113,7 +115,7 @@ def test_heads_are_split_and_rotated(rotates: bool) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "heads", "groups"), [(16, 2, 2), (70, 4, 2), (256, 3, 1), (300, 2, 2)])
 def test_attention(causal: bool, length: int, heads: int, groups: int) -> None:
-    """Of scores with a spread of 3 and more, whose rounding to bf16 alone would give errors of 1.4%."""
+    """Scores with a spread of 3 and more, whose rounding to bf16 alone would give errors of 1.4%."""
     q, k, v = ((drawn(2, number, length, 32, seed=seed) * scale).bfloat16()
                for number, seed, scale in ((heads, 1, 2.0), (groups, 2, 1.5), (groups, 3, 1.0)))  # fmt: skip
     spec = AttentionSpec(causal, scale=0.2)
@@ -126,7 +128,7 @@ def test_attention(causal: bool, length: int, heads: int, groups: int) -> None:
 
 
 class Products(TorchDispatchMode):
-    """Notes the shapes and strides of batched matmuls."""
+    """Dispatch mode that records the shapes and strides of batched matmuls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents_of_every_length_need_few_kernels(causal: bool) -> None:
-    """For each shape of a matmul in bf16 a CPU keeps machine code, of about a megabyte."""
+    """A CPU keeps about a megabyte of machine code for each shape of a bf16 matmul."""
     found = []
     for lengths in ((100,), range(66, 128, 9)):
         with Products() as products:
@@ -156,7 +158,7 @@ def test_documents_of_every_length_need_few_kernels(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_within_documents(causal: bool) -> None:
-    """Of lengths that a whole sequence would leave to torch's kernel, too."""
+    """Include lengths for which a whole sequence would use torch's kernel."""
     starts = torch.zeros(2, 700, dtype=torch.bool)
     starts[:, 0] = starts[0, 5] = starts[0, 22] = starts[1, 610] = True
     scope = AttentionScope(AttentionSpec(causal, scale=0.2), Documents.from_starts(starts), None)
@@ -170,7 +172,7 @@ def test_attention_within_documents(causal: bool) -> None:
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 def test_the_loss(z_loss: float) -> None:
-    """Of tokens with and without a target, in several chunks."""
+    """Tokens with and without a target, in several chunks."""
     targets = torch.arange(700) % 301 - 1
     hidden, head = drawn(700, 24).bfloat16(), (drawn(300, 24, seed=1) / 5).bfloat16().float()
     found = []
@@ -188,7 +190,7 @@ def test_the_loss(z_loss: float) -> None:
     assert cross_entropy.chunked_cross_entropy(broken, head, targets.clamp(min=0), chunk=100).total.isnan()
 
 
-def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> None:
+def test_a_weight_cast_once_equals_one_cast_each_time() -> None:
     x, weight = drawn(30, 24).bfloat16(), drawn(40, 24, seed=1).float().requires_grad_()
 
     def result() -> Tensors:
@@ -197,7 +199,7 @@ def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> No
         return out.detach(), torch.autograd.grad(out.float().square().sum(), weight)[0]
 
     plain = result()
-    for _ in range(2):  # a change between two steps is seen
+    for _ in range(2):  # a change between two steps takes effect
         with casts.casts_kept():
             for _ in range(2):
                 assert all(torch.equal(a, b) for a, b in zip(plain, result(), strict=True))
@@ -212,7 +214,7 @@ def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> No
     [("model.tie_embeddings=true",), ("model.tie_embeddings=false", "train.loss_chunk=16"), ("train.recompute=full",)],
 )
 @pytest.mark.parametrize("two", [False, True])
-def test_collected_gradients_are_those_of_autograd(
+def test_collected_gradients_equal_those_of_autograd(
     recipe_file: Path, overrides: tuple[str, ...], two: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bessemer.train.engine.runs_two_at_a_time", lambda *arguments: two)

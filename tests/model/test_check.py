@@ -1,4 +1,4 @@
-"""What is read is compared with what `transformers` computes: in one way for `bessemer import` and `model.from`."""
+"""The comparison of imported weights with `transformers`, for `bessemer import` and `model.from`."""
 
 import json
 import re
@@ -34,18 +34,18 @@ def written(wanted: ModelConfig, folder: Path, **settings: object) -> Path:
 
 
 @pytest.mark.parametrize(("family", "name"), EXAMPLES)
-def test_what_is_read_is_what_transformers_computes(family: str, name: str, tmp_path: Path) -> None:
+def test_imported_models_equal_transformers(family: str, name: str, tmp_path: Path) -> None:
     model, check = read_checked(written(example(family, name), tmp_path))
     assert check.max_difference is not None and check.max_difference < 1e-4
     assert check.layers == check.of_layers == model.config.layers and check.note == ""
 
 
-def test_gemma2_with_both_names_of_its_activation_as_on_the_hub(tmp_path: Path) -> None:
+def test_gemma2_with_both_activation_keys_of_the_hub_is_imported(tmp_path: Path) -> None:
     wanted = example("gemma2", "Gemma 2")
     assert read_checked(written(wanted, tmp_path, hidden_act="gelu_pytorch_tanh"))[1].note == ""
 
 
-def test_gpt2_without_a_width_of_its_mlp_as_on_the_hub(tmp_path: Path) -> None:
+def test_gpt2_without_an_mlp_width_as_on_the_hub_is_imported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     transformers.GPT2LMHeadModel(theirs).save_pretrained(tmp_path)
@@ -54,7 +54,7 @@ def test_gpt2_without_a_width_of_its_mlp_as_on_the_hub(tmp_path: Path) -> None:
     assert read_checked(tmp_path)[0].config.mlp_width == 128
 
 
-def test_a_model_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_computes_something_else_is_an_error(tmp_path: Path) -> None:
     folder = written(config(), tmp_path)
     other = read_model(folder)
     with torch.no_grad():
@@ -74,20 +74,20 @@ def test_a_new_head_leaves_the_blocks_to_be_compared(tmp_path: Path) -> None:
         check_read(folder, model)
 
 
-def test_a_window_longer_than_the_sample_is_compared_as_a_short_one(
+def test_a_window_longer_than_the_sample_is_shortened_for_the_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = config(**FAMILIES["mistral"].options, window=2048, sequence_length=4096, layers=3)
     folder = written(wanted, tmp_path)
     model, check = read_checked(folder)
     assert check.note == "windows of 2,048 made 16 on both sides"
-    unaware = model.config.with_changes(window=0)  # had the reader overlooked the window
+    unaware = model.config.with_changes(window=0)  # had the reader ignored the window
     monkeypatch.setattr(checking, "read_config", lambda path: unaware)
     with pytest.raises(BessemerError, match="those of transformers' .* differ"):
         check_read(folder, model)
 
 
-def test_a_model_too_large_for_memory_is_compared_by_its_first_layers(
+def test_a_model_larger_than_memory_is_compared_by_its_first_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = config(window=7, global_every=2, layers=6)
@@ -102,7 +102,7 @@ def test_a_model_too_large_for_memory_is_compared_by_its_first_layers(
     assert check.max_difference is None and check.line.startswith("not compared with transformers: one layer takes")
 
 
-def test_a_folder_that_transformers_does_not_read_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_transformers_cannot_read_is_one_error(tmp_path: Path) -> None:
     folder = written(config(), tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**settings, "id2label": {"a": "b"}})
@@ -131,12 +131,12 @@ def folder_of(folder: Path, **files: Any) -> Path:
         (CLASSES, {"config": {"eos_token_id": 50}}, None),  # a classifier writes no text
         (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 2, "c": 1}}},
          "label2id and id2label differ for 'b'; id2label is taken"),
-        (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # no head that they would be of
+        (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # a head that the model does not have
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template: line 1: .*; `bessemer chat`"),
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% for m in messages %}{% break %}{% endfor %}"}}, None),
     ],
 )  # fmt: skip
-def test_what_hinders_nothing_is_warned_of(
+def test_harmless_differences_give_warnings(
     config: ModelConfig, files: dict[str, Any], wanted: str | None, tmp_path: Path
 ) -> None:
     found = check_metadata(folder_of(tmp_path, **files), config)
@@ -156,12 +156,12 @@ def test_what_hinders_nothing_is_warned_of(
         (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "does not name the classes 0 to 2, each once"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unusable_models_are_errors(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         check_metadata(folder_of(tmp_path, **files), config)
 
 
-def test_templates_of_others_render_as_transformers_renders_them() -> None:
+def test_imported_templates_render_like_transformers() -> None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = (

@@ -1,4 +1,4 @@
-"""Dropout: the statistics of its masks, where it is placed (against transformers), and what it leaves as it is."""
+"""Dropout: the statistics of its masks, its position (compared with transformers), and what it does not change."""
 
 import json
 from pathlib import Path
@@ -30,12 +30,12 @@ def masks_of(rates: Dropout, rows: int, length: int, seed: int = 3) -> DropoutMa
 
 
 def correlation(first: Tensor, second: Tensor) -> float:
-    """In units of its standard deviation under independence."""
+    """Return the correlation in units of its standard deviation under independence."""
     a, b = first.double().flatten() - RATE, second.double().flatten() - RATE
     return float((a * b).sum() / (RATE * (1 - RATE)) / len(a) ** 0.5)
 
 
-def test_splitmix_is_the_published_one() -> None:
+def test_splitmix_equals_the_published_reference() -> None:
     """The first outputs of the reference implementation for the seed 1234567."""
     found = [int(splitmix64(torch.tensor(1234567), number)) % 2**64 for number in range(3)]
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -43,7 +43,7 @@ def test_splitmix_is_the_published_one() -> None:
 
 
 def test_masks_are_independent_of_each_other() -> None:
-    """Of neighbouring features, positions, samples, layers, sites, heads and seeds."""
+    """Compare neighbouring features, positions, samples, layers, sites, heads and seeds."""
     rates, index = Dropout(hidden=RATE, attention=RATE), torch.arange(256, dtype=torch.int32)
     masks = masks_of(rates, 4, 256)
 
@@ -78,7 +78,7 @@ def test_masks_are_independent_of_each_other() -> None:
 def test_attention_equals_the_formula(
     causal: bool, window: int, soft_cap: float, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """softmax, then the mask; in several blocks of queries, with fewer key heads, gradients included."""
+    """softmax, then the mask; in several blocks of queries, with fewer key heads, including gradients."""
     from bessemer.model import attention as module
 
     monkeypatch.setattr(module, "dropping_chunk", lambda *sizes: 7)
@@ -106,11 +106,12 @@ def test_attention_equals_the_formula(
 
 
 @pytest.mark.parametrize(("family", "labels"), [*((family, 0) for family in FAMILIES), ("bert", 5), ("modernbert", 5)])
-def test_it_drops_where_transformers_drops(
+def test_dropout_is_at_the_same_positions_as_in_transformers(
     family: str, labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers' model in train mode, whose dropout is replaced: the n-th call of its forward pass gets the n-th mask of
-    ours, at the same rate. Equal logits and gradients then say that the placement is the same."""
+    """Replace the dropout of transformers' model in train mode: the n-th call of its forward pass gets our n-th mask at the same
+    rate. Equal logits and gradients show that the positions are equal.
+    """
     import transformers
 
     wanted = config(
@@ -125,13 +126,13 @@ def test_it_drops_where_transformers_drops(
     (tmp_path / "config.json").write_text(json.dumps(written))
     write_weights(model, tmp_path)
     kind = getattr(transformers, written["architectures"][0])
-    with Float64():  # tables of rotary positions are made when a model is
+    with Float64():  # tables of rotary positions are built with the model
         theirs = kind.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager").train()
     rows, length = 3, wanted.sequence_length
     tokens = torch.randint(1, wanted.vocabulary, (rows, length), generator=torch.Generator().manual_seed(2))
     masks = masks_of(rates, rows, length)
     queue: list[tuple[float, Any]] = []
-    if family == "phi3":  # its embd_pdrop is read by nobody there
+    if family == "phi3":  # nothing reads its embd_pdrop
         theirs.model.embed_tokens.register_forward_hook(lambda _m, _i, found: masks.stream(found, "embedding", 0.1))
     elif not decoder:
         queue.append((0.1, lambda x: masks.stream(x, "embedding", 0.1)))
@@ -175,8 +176,8 @@ def test_it_drops_where_transformers_drops(
 
 
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("modernbert", marks=pytest.mark.long)])
-def test_compiled_blocks_drop_the_same(family: str) -> None:
-    """Each layer without a compilation of its own."""
+def test_compiled_blocks_drop_the_same_elements(family: str) -> None:
+    """No layer triggers its own compilation."""
     wanted = config(**{**FAMILIES[family].options, "heads": 4, "kv_heads": 4, "head_dim": 8, "layers": 3})
     model = stirred(wanted).double()
     tokens = torch.randint(

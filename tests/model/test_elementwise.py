@@ -22,7 +22,7 @@ def plain_gate(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain_turn(x: torch.Tensor) -> torch.Tensor:
-    """As multiplication of complex numbers, of the pairs (i, i + K/2)."""
+    """Rotate the pairs (i, i + K/2) by multiplication of complex numbers."""
     length, half = x.shape[1], x.shape[-1] // 2
     angles = torch.outer(torch.arange(length).double(), 100.0 ** -(torch.arange(half).double() / half))[:, None]
     turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor],
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fp32_is_the_formula_to_a_millionth(name: str) -> None:
+def test_fp32_equals_the_formula_to_a_millionth(name: str) -> None:
     ours, plain, values = CASES[name]
     exact = [value.clone().requires_grad_() for value in values]
     narrow = [value.float().requires_grad_() for value in values]
@@ -57,7 +57,7 @@ def test_fp32_is_the_formula_to_a_millionth(name: str) -> None:
     wanted.backward(upstream)
     found.backward(upstream.float())
     for x, y in [(found, wanted), *((a.grad, b.grad) for a, b in zip(narrow, exact, strict=True))]:
-        tolerance = 2e-6 if name == "rotate" else 1e-6  # its angles are given in fp32
+        tolerance = 2e-6 if name == "rotate" else 1e-6  # its angles are in fp32
         assert float((x.double() - y).norm() / y.norm()) <= tolerance
         assert float((x.double() - y).abs().max() / y.abs().max()) <= tolerance
 
@@ -74,8 +74,8 @@ def test_float64_is_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_ways_are_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU or a compiler gets is what the CPU computes."""
+def test_both_implementations_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions for a GPU or a compiler equal those for the CPU."""
     ours, _, values = CASES[name]
     found = ours(*(value.float() for value in values))
     monkeypatch.setattr(elementwise, "is_eager_cpu", lambda *tensors: False)
@@ -84,7 +84,7 @@ def test_both_ways_are_the_same_function(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(params=[True, False], ids=["oneDNN", "MKL"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both libraries, whatever this machine's rule says."""
+    """Use both libraries, whatever this machine's rule chooses."""
     if request.param and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(product, "prefers_onednn", lambda: request.param)
@@ -93,7 +93,7 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 @pytest.mark.parametrize("shape", [(37, 24), (2, 5, 24), (1, 24)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_products_and_gradients_are_those_of_float64(either: bool, shape: tuple[int, ...], biased: bool) -> None:
+def test_products_and_gradients_equal_those_of_float64(either: bool, shape: tuple[int, ...], biased: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(size, generator=generator) for size in (shape, (40, 24), (40,)))
     leaves = [x, weight, *([bias] if biased else [])]

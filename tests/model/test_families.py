@@ -1,4 +1,4 @@
-"""The facts of the families compared with the installed `transformers`."""
+"""Facts of the model families compared with the installed `transformers`."""
 
 import importlib
 import inspect
@@ -14,8 +14,8 @@ each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMI
 
 
 @each_family
-def test_what_transformers_reads_is_never_taken_for_unread(family: ModelFamily) -> None:
-    """By its sources: of the model, and of the masks and rotary positions that all models share."""
+def test_keys_that_transformers_reads_are_not_marked_unread(family: ModelFamily) -> None:
+    """Read its sources: those of the model, and of the masks and rotary positions that all models share."""
     ours = family.known | READ_ANYWHERE
     theirs = transformers.AutoConfig.for_model(family.model_type)
     modules = ("masking_utils", "modeling_rope_utils")
@@ -24,14 +24,14 @@ def test_what_transformers_reads_is_never_taken_for_unread(family: ModelFamily) 
     text = "\n".join(map(inspect.getsource, sources))
     read = set(re.findall(r'\bconfig\.(\w+)|(?:get|has)attr\(\s*(?:self\.)?config,\s*"(\w+)"', text))
     names = {name for pair in read for name in pair if name and not callable(getattr(theirs, name, None))}
-    seen = {"image_token_id", "mm_tokens_per_image", "text_config", "vision_config"}  # of Gemma 3 with pictures
+    seen = {"image_token_id", "mm_tokens_per_image", "text_config", "vision_config"}  # of Gemma 3 with images
     elsewhere = {"rope_parameters", "classifier_dropout"}  # of rotary positions, and of a head for tokens
     assert names - ours - seen - elsewhere <= {"default_theta", "json", "summary_last_dropout", "__class__"}
     assert set(theirs.attribute_map) <= ours
 
 
 @each_family
-def test_keys_and_defaults_are_those_of_transformers(family: ModelFamily) -> None:
+def test_keys_and_defaults_equal_those_of_transformers(family: ModelFamily) -> None:
     require_same_keys(family)
     theirs = transformers.AutoConfig.for_model(family.model_type).to_dict()
     assert all(theirs.get(key, fixed) == fixed for key, fixed in family.fixed.items())

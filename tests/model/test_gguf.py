@@ -1,4 +1,4 @@
-"""GGUF files, by the ids and logits of llama.cpp where it is installed, and by the `gguf` package's reader everywhere."""
+"""GGUF files compared with llama.cpp where it is installed, and read with the `gguf` package everywhere."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.model.samples import config, stirred
 
 gguf = pytest.importorskip("gguf")
 END = "<|endoftext|>"
-ROWS = 351  # of the embedding: more than the tokenizer has ids
+ROWS = 351  # rows of the embedding: more than the tokenizer has ids
 # Words, contractions of both cases, numbers, code, white space of every kind, other scripts, emoji, control characters.
 TEXTS = [
     "The quick brown fox, 1984.", "I'll say it's 12345 and WE'RE not 3.14159", "def f(x):\n\treturn  x  # 3\n\n\n", "   lead and trail   ",
@@ -76,7 +76,7 @@ def written(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "q8_0"])
-def test_the_file_says_what_the_model_is(dtype: str, tmp_path: Path) -> None:
+def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
     model, tokenizer = model_of("qwen3"), trained()
     reader = gguf.GGUFReader(written(model, tokenizer, tmp_path, dtype))
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -108,14 +108,14 @@ def test_the_file_says_what_the_model_is(dtype: str, tmp_path: Path) -> None:
         ({"family": "qwen3", "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)}, "qwen3 has no rope_scaling of kind llama3"),
     ],
 )  # fmt: skip
-def test_models_llama_cpp_computes_otherwise_are_refused(changes: dict[str, Any], reason: str) -> None:
+def test_models_that_llama_cpp_computes_differently_are_errors(changes: dict[str, Any], reason: str) -> None:
     options = FAMILIES[changes["family"]].options if "family" in changes else {}
     equal = {"kv_heads": 4, "head_dim": 8} if changes.get("family") == "bert" else {}
     with pytest.raises(InputError, match=reason):
         architecture_of(config(**{**options, **equal, **changes}))
 
 
-def test_tokenizers_llama_cpp_would_cut_otherwise_are_refused(tmp_path: Path) -> None:
+def test_tokenizers_that_llama_cpp_splits_differently_are_errors(tmp_path: Path) -> None:
     for split in (
         pattern_of("gpt4", white_space="indentation"),
         pattern_of("gpt4", "runs"),
@@ -149,8 +149,8 @@ def test_a_modelfile_has_template_parameters_and_stops() -> None:
 
 def loaded(path: Path) -> Any:
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed, which runs GGUF files")
-    # Keys and values are kept in float32, so that what is left is the weights' rounding. One token at a time: some machines'
-    # matrix units fail on the products of so small a model.
+    # Keys and values are kept in float32, so that the only difference is the rounding of weights. One token at a time: the matrix
+    # units of some machines fail on products of such a small model.
     return llama_cpp.Llama(
         str(path),
         n_ctx=64,
@@ -179,7 +179,7 @@ def test_llama_cpp_gives_the_same_ids(split: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    """In float32, on the ids of a text and on ids drawn from the whole vocabulary."""
+    """Compare in float32, on the ids of a text and on ids drawn from the whole vocabulary."""
     model, tokenizer = model_of(name), trained()
     llama = loaded(written(model, tokenizer, tmp_path))
     drawn = torch.randint(0, 340, (48,), generator=torch.Generator().manual_seed(0)).tolist()

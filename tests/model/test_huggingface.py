@@ -30,8 +30,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer
     return path, made
 
 
-def test_an_export_is_held_against_transformers(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
-    """Weights, logits, greedy text and token ids; tests/model/test_parity.py holds every family's numbers."""
+def test_an_export_equals_transformers(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    """Compare weights, logits, greedy text and token ids; tests/model/test_parity.py has the values of every family."""
     path, made = tokenizer
     model = stirred(config(vocabulary=300))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -43,7 +43,7 @@ def test_an_export_is_held_against_transformers(tokenizer: tuple[Path, Tokenizer
     assert check.texts_equal == 2
 
 
-def test_an_encoder_is_exported_as_one(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_an_encoder_is_exported_as_an_encoder(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
     options = FAMILIES["modernbert"].options | {"kv_heads": 4, "head_dim": 8, "window": 8}
     model = stirred(config(vocabulary=300, **options))
@@ -70,7 +70,7 @@ def test_options_no_family_has_are_named(tokenizer: tuple[Path, Tokenizer], tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_export_is_refused_and_leaves_nothing(
+def test_a_wrong_export_is_an_error_and_leaves_nothing(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, made = tokenizer
@@ -114,7 +114,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "bert", "modernbert"])
-def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_a_streamed_export_equals_the_whole_one(family: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
     wanted = config(vocabulary=300, **FAMILIES[family].options, **({} if family == "qwen3" else {"kv_heads": 4, "head_dim": 8}))  # fmt: skip
     model = stirred(wanted)
@@ -149,11 +149,11 @@ def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Token
     assert len(by_file) > 2 and sorted(by_file)[0] == f"model-00001-of-{len(by_file):05d}.safetensors"
     largest = max(tensor.nbytes for tensor in whole.values())
     assert all(size <= max(SHARD, largest) for size in by_file.values())
-    assert most <= 5  # parameters of the checkpoint at a time, of some 20 to 40
+    assert most <= 5  # parameters of the checkpoint at a time, of about 20 to 40
     assert "not compared" in json.loads((tmp_path / "export" / "bessemer.json").read_text())["logits"]
 
 
-def test_transformers_loads_it(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_transformers_loads_a_streamed_export(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
     model = stirred(config(vocabulary=300)).eval()
     named = dict(model.named_parameters())
@@ -163,7 +163,9 @@ def test_transformers_loads_it(tokenizer: tuple[Path, Tokenizer], tmp_path: Path
     assert check.logits_max_difference < 1e-4
 
 
-def test_one_file_where_it_fits_and_what_differs_is_refused(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_a_small_export_is_one_file_and_differences_are_errors(
+    tokenizer: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
     path, made = tokenizer
     model = stirred(config(vocabulary=300))
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}

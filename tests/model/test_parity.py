@@ -1,6 +1,6 @@
-"""Every family against `transformers`, both ways, in fp32 and fp64: logits, loss and every gradient.
+"""Every family compared with `transformers` in both directions, in fp32 and fp64: logits, loss and gradients.
 
-`BESSEMER_WRITE_RESULTS=1` keeps the worst errors in benchmarks/results/parity.json, which the documentation shows.
+`BESSEMER_WRITE_RESULTS=1` writes the largest errors to benchmarks/results/parity.json, which the documentation shows.
 """
 
 import os
@@ -44,7 +44,7 @@ def their_class(wanted: ModelConfig) -> Any:
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[dict[tuple[str, str, str], dict[str, float]]]:
-    """Collect the errors, and write them where that is asked for."""
+    """Collect the errors, and write them if requested."""
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
     yield rows
     if os.environ.get("BESSEMER_WRITE_RESULTS") and len(rows) == 4 * len(MODELS):
@@ -56,7 +56,7 @@ def table() -> Iterator[dict[tuple[str, str, str], dict[str, float]]]:
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("direction", ["export", "import"])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_equal_to_transformers(name: str, direction: str, precision: str, tmp_path: Path, table: Any) -> None:
+def test_families_equal_transformers(name: str, direction: str, precision: str, tmp_path: Path, table: Any) -> None:
     wanted = made(name)
     if direction == "export":
         ours = stirred(wanted)

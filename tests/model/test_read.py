@@ -1,4 +1,4 @@
-"""A folder that is not what it says is refused with the name of what is wrong."""
+"""Folders whose contents contradict their configuration are errors that name the fault."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ def change_config(folder: Path, **changes: object) -> None:
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
-def test_a_tied_matrix_may_stand_twice_but_not_differ(folder: Path) -> None:
+def test_a_tied_matrix_may_be_stored_twice_but_must_be_equal(folder: Path) -> None:
     change_config(folder, tie_word_embeddings=True)
     with pytest.raises(InputError, match="lm_head.weight is not the embedding, .*; set that to false"):
         read_model(folder)
@@ -55,7 +55,7 @@ def test_a_tied_matrix_may_stand_twice_but_not_differ(folder: Path) -> None:
     assert read_model(folder).config.tie_embeddings
 
 
-def test_an_encoder_without_its_head_is_called_that(tmp_path: Path) -> None:
+def test_an_encoder_without_a_head_is_reported(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -103,7 +103,7 @@ def test_a_tensor_that_does_not_fit_is_named(folder: Path, name: str) -> None:
         ({"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 2, "num_attention_heads": 2**30}, ""),
     ],
 )  # fmt: skip
-def test_a_configuration_we_cannot_compute_is_refused(folder: Path, changes: dict[str, object], key: str) -> None:
+def test_an_unsupported_configuration_is_an_error(folder: Path, changes: dict[str, object], key: str) -> None:
     change_config(folder, **changes)
     with pytest.raises(InputError, match=key or None):
         read_model(folder)
@@ -116,7 +116,7 @@ def test_a_pickle_is_not_opened(folder: Path) -> None:
         read_model(folder)
 
 
-def test_an_index_cannot_name_files_outside(folder: Path) -> None:
+def test_an_index_cannot_name_files_outside_its_folder(folder: Path) -> None:
     write_json(folder / "model.safetensors.index.json", {"weight_map": {Q: "../other.safetensors"}})
     with pytest.raises(InputError, match="names a file outside its folder"):
         read_model(folder)
@@ -141,8 +141,8 @@ def test_a_new_classifier_takes_the_blocks_and_leaves_the_head(folder: Path) -> 
 @pytest.mark.parametrize(
     ("family", "example"), [(family, example) for family in FAMILIES for example in FAMILIES[family].examples]
 )
-def test_a_recipe_says_all_that_a_folder_does(family: str, example: str, tmp_path: Path) -> None:
-    """From config.json to the keys of [model], through TOML, to the same configuration."""
+def test_a_recipe_can_express_every_configuration(family: str, example: str, tmp_path: Path) -> None:
+    """Go from config.json to the keys of [model], through TOML, to the same configuration."""
     wanted = config(**FAMILIES[family].options | FAMILIES[family].examples[example])
     write_json(tmp_path / "config.json", to_hugging_face(wanted.with_changes(family=family), 0))
     read = read_config(tmp_path)
@@ -165,7 +165,7 @@ VALUES: list[Any] = [
 
 
 def mutated(settings: dict[str, Any], keys: list[str], draw: random.Random) -> dict[str, Any]:
-    """One to three changes: a key gone, with a strange value, under another name, or one more."""
+    """Return the configuration with one to three changes: a key missing, with a strange value, renamed, or added."""
     changed = copy.deepcopy(settings)
     for _ in range(draw.choice((1, 1, 2, 3))):
         key = draw.choice(keys)
@@ -207,12 +207,12 @@ def test_no_config_ends_in_a_traceback_or_in_another_model(family: str, tmp_path
             raise AssertionError(f"{error}: {text}") from None
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error}: {text}") from error
-    assert read > 5  # some changes do nothing
+    assert read > 5  # some changes have no effect
 
 
 @pytest.mark.parametrize("text", ["[]", "[1, 2]", '"x"', "3", "null", "true", "{", "", "\x00", "[" * 100_000, '{"model_type": []}',
                                   '{"model_type": "qwen3", "hidden_size": 1' + "0" * 5000 + "}"])  # fmt: skip
-def test_what_is_no_table_of_settings_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_file_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(InputError, match=r"config.json") as caught:
         recipe_keys(tmp_path)

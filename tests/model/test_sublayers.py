@@ -1,4 +1,4 @@
-"""The facts of sublayers, compared with the modules: their parameters, and what torch counts of their passes."""
+"""Formulas of sublayers compared with the modules: their parameters, and torch's counts of their passes."""
 
 import contextlib
 from collections.abc import Callable
@@ -42,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def sublayers(
     model: ModelConfig, device: str, dtype: torch.dtype
 ) -> tuple[Callable[[Tensor], Tensor], nn.Module, nn.Module]:
-    """Attention over all tokens, the feed-forward sublayer, and the block that holds them."""
+    """Attention over all tokens, the feed-forward sublayer, and the block with both."""
     layer = next(n for n in range(model.layers)[::-1] if model.rope_of(n) is not None or model.positions == "learned")
     built = (meta_model if device == "meta" else lambda config: build_model(config, 0))(model).to(dtype)
     block, rope = built.blocks[layer], model.rope_of(layer)
@@ -53,8 +53,8 @@ def sublayers(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_parameters_are_those_of_the_model(name: str) -> None:
-    """By name, shape and order, which exports, optimizers and tensor parallelism rely on."""
+def test_parameters_equal_those_of_the_model(name: str) -> None:
+    """Compare names, shapes and order, which exports, optimizers and tensor parallelism rely on."""
     made = config(**CONFIGS[name])
     model = meta_model(made)
     block = {name: tuple(parameter.shape) for name, parameter in model.blocks[1].named_parameters()}
@@ -63,8 +63,8 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_flops_are_those_that_torch_counts(name: str) -> None:
-    """Of a forward and a backward pass on the meta device, where nothing is fused."""
+def test_flops_equal_those_that_torch_counts(name: str) -> None:
+    """Count a forward and a backward pass on the meta device, where nothing is fused."""
     made = config(**CONFIGS[name])
     *modules, _ = sublayers(made, "meta", torch.float32)
     for module, facts in zip(modules, made.sublayers[1:], strict=True):
@@ -75,8 +75,10 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 
 
 def saved_bytes(module: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> float:
-    """Bytes for each further token that autograd saves in a forward pass, each storage once: without the weights and what all
-    sequences share."""
+    """Return the bytes per additional token that autograd saves in a forward pass, counting each storage once.
+
+    Weights and tensors shared by all sequences do not count.
+    """
 
     def saved(rows: int) -> int:
         kept: dict[int, torch.UntypedStorage] = {}
@@ -94,8 +96,8 @@ def saved_bytes(module: Callable[[Tensor], Tensor], width: int, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_saved_activations_are_those_of_autograd(name: str, dtype: torch.dtype) -> None:
-    """To the byte, with fused operations on a CPU, and in bf16 by the formulas of a GPU."""
+def test_saved_activations_equal_those_of_autograd(name: str, dtype: torch.dtype) -> None:
+    """Compare to the byte, with fused operations on a CPU, and in bf16 by the formulas of a GPU."""
     made = config(**{**CONFIGS[name], "attention_soft_cap": 0.0})
     is_eager = dtype == torch.bfloat16
     formulas = formulas_of_gpu() if is_eager else contextlib.nullcontext()
@@ -110,8 +112,8 @@ def test_saved_activations_are_those_of_autograd(name: str, dtype: torch.dtype) 
         copies += (made.heads + made.kv_heads) * made.head_dim * (made.qk_norm != "none")
         assert of_block == sum(part.eager_bytes for part in made.sublayers) + 4 * copies
         return
-    assert of_mlp == dtype.itemsize * (feed_forward.saved_elements + made.width)  # the width: what it reads
-    # On a CPU several queries of a key are copied, since they do not lie in order, where nothing else copies them.
+    assert of_mlp == dtype.itemsize * (feed_forward.saved_elements + made.width)  # the width of its input
+    # On a CPU the queries that share a key are copied, since they are not contiguous, unless something else copies them.
     is_copied = made.heads != made.kv_heads and (made.qk_norm == "head" or made.positions == "learned")
     copies = made.heads * made.head_dim * is_copied
     statistics = made.norms_each * (1 if made.norm == "rms" else 2) + made.heads

@@ -1,4 +1,4 @@
-"""Plans and jobs as the tests of the planner ask for them."""
+"""Plans and jobs for the tests of the planner."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """What `bessemer plan --json` prints."""
+    """Return the output of `bessemer plan --json`."""
     assert run_command(["plan", "--json", *arguments]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -25,7 +25,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def job_of(
     model: ModelConfig, layout: Layout, batch: int, framework: str | Framework = "bessemer", device: str = "H100", precision: Any = "bf16"
 ) -> Job:  # fmt: skip
-    """A job of `batch` sequences on as many devices as the layout has, in nodes as the catalogue has them."""
+    """Return a job of `batch` sequences on the devices of the layout, in nodes as in the catalogue."""
     cluster = ClusterSpec.of(devices.find(device), layout.world)
     return Job(
         model,

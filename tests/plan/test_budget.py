@@ -1,4 +1,4 @@
-"""The inverse question: what a budget of FLOPs, days or money pays for."""
+"""The inverse question: the model or tokens that a budget of FLOPs, days or money allows."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def share(found: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(("good", "bad"), [(1.0, 2.0), (300.0, 500.0), (1e-6, 1e-5)])
-def test_the_bisection_ends_at_the_last_value_that_is_kept(good: float, bad: float) -> None:
+def test_the_bisection_ends_at_the_last_value_within_the_budget(good: float, bad: float) -> None:
     up = budget.bisect(good, bad, lambda value: value <= 137.0)
     assert up is not None and 137 * (1 - 1.1 * budget.PRECISION) <= up <= 137
     down = budget.bisect(bad, good, lambda value: value >= 137.0)
@@ -45,10 +45,10 @@ def test_a_budget_proposes_a_model_and_its_tokens(words: tuple[str, str], capsys
     assert found["budget"]["spent"] == pytest.approx(expected[words[0]])
 
 
-def test_a_model_that_does_not_fit_is_replaced_by_one_that_is_trained_for_longer(
+def test_a_model_that_does_not_fit_is_replaced_by_a_smaller_one_with_more_tokens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """400 days of one A100 pay for 6B parameters, whose state alone is 96 GB."""
+    """400 days of one A100 allow 6B parameters, whose state alone is 96 GB."""
     found = planned(capsys, "--days", "400", "--gpus", "1xA100")
     assert found["fits"] and 0.97 <= share(found) <= 1 and found["chinchilla"]["ratio"] > 1.5
 
@@ -68,7 +68,7 @@ def test_a_budget_of_a_model_pays_for_tokens(of: str, tmp_path: Path, capsys: py
     assert dear["budget"]["is_kept"] is False and any("is NOT kept" in note for note in dear["notes"])
 
 
-def test_days_without_a_number_of_devices_find_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_without_a_number_of_devices_determine_it(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "3B", "--tokens", "60B")
     found = planned(capsys, *asked, "--gpus", "H100", "--days", "3")
     assert found["devices"] % 8 == 0 and found["expected"]["days"] <= 3
@@ -109,8 +109,8 @@ def job(**layout: Any) -> Job:
      {"recompute": "full"}, {"shard": 4}, {"replicate": 2, "tensor": 2}],
     ids=str,
 )  # fmt: skip
-def test_a_search_with_something_given_is_the_search_of_the_rest(given: dict[str, Any]) -> None:
-    """Every layout has it, and none of the free search that has it is faster."""
+def test_a_search_with_given_values_equals_the_restricted_free_search(given: dict[str, Any]) -> None:
+    """Every layout has the given values, and no faster layout of the free search has them."""
     found, free = search(job(**given), frozenset(given)), search(job())
 
     def has_it(layout: Layout) -> bool:
@@ -130,7 +130,7 @@ def test_a_search_with_something_given_is_the_search_of_the_rest(given: dict[str
         (("--set", "parallel.schedule=interleaved"), "schedule=interleaved", "schedule", "interleaved"),
     ],
 )
-def test_options_and_what_ifs_are_the_same_constraint(
+def test_options_and_what_ifs_constrain_equally(
     option: tuple[str, str], change: str, key: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = planned(capsys, *LLAMA, *option)
@@ -141,12 +141,12 @@ def test_options_and_what_ifs_are_the_same_constraint(
     assert changed == asked
 
 
-def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_needs_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *LLAMA, "--set", "parallel.virtual=4")["layout"]
     assert found["pipeline"] > 1 and found["virtual"] == 4 and found["schedule"] == "interleaved"
 
 
-def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_may_give_a_part_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)
     free = planned(capsys, str(path))
@@ -163,8 +163,8 @@ def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureF
 SHARDED = f"{RECIPE.replace('devices = 64', '')}[parallel]\nshard = 16\n"
 
 
-def test_a_batch_that_only_the_new_devices_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """480 sequences divide over 96 ranks, and not over the 64 of the recipe; in what-ifs too."""
+def test_a_batch_must_divide_over_the_new_devices_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """480 sequences divide over 96 ranks, and not over the 64 of the recipe; also in what-ifs."""
     path = tmp_path / "mine.toml"
     path.write_text(SHARDED.replace("shard = 16", "shard = 64"))
     how = ("--batch", "983040")
@@ -184,7 +184,7 @@ def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
     assert not chosen.auto and chosen.pipeline == 2 and chosen.world == 64 and chosen.restarts == 5
 
 
-def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partial_layout_that_does_not_fit_is_completed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
     assert run_command(["plan", "--json", *words]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -203,10 +203,10 @@ def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.C
     ],
     ids=str,
 )
-def test_a_layout_that_does_not_fill_the_devices_of_the_command_line_is_chosen_again(
+def test_a_layout_that_does_not_fill_the_given_devices_is_replaced(
     words: tuple[str, ...], ways: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the command line gives of it is kept; where the layout fills the devices it is as a run has it."""
+    """Values from the command line are kept; a layout that fills the devices is that of a run."""
     path = tmp_path / "mine.toml"
     path.write_text(SHARDED)
     found = planned(capsys, str(path), *words)
@@ -232,7 +232,7 @@ def test_a_published_shape_on_a_cluster() -> None:
     assert abs(found.tokens - 2e12) < found.job.tokens
 
 
-def test_changes_keep_the_rest() -> None:
+def test_changes_keep_other_values() -> None:
     asked = plan_request.from_options({"params": "7B", "gpus": "64xH100", "tp": "2", "batch": "2M"})
     more = with_what_if(asked, "gpus=128, precision=fp8")
     assert more.recipe.cluster.devices == 128 and more.recipe.parallel.given_layout == {"tensor"}
@@ -262,7 +262,7 @@ def test_a_rounded_batch_is_whole_sequences(text: str, tokens: int) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_wrong_input_is_refused(wrong: dict[str, str | None]) -> None:
+def test_wrong_input_is_an_error(wrong: dict[str, str | None]) -> None:
     asked = {"params": "7B", "gpus": "8xH100"} | wrong
     with pytest.raises(InputError):
         plan_result.make_plan(
@@ -271,8 +271,9 @@ def test_wrong_input_is_refused(wrong: dict[str, str | None]) -> None:
 
 
 def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:
-    """torchtitan's commit 7a04053 and torchao's training benchmarks: 0.88 to 0.89 of the tokens that a scale for each tensor makes,
-    of Llama 3 8B on H100s."""
+    """torchtitan's commit 7a04053 and torchao's training benchmarks: 0.88 to 0.89 of the tokens/s of a scale per tensor, for
+    Llama 3 8B on H100s.
+    """
     asked = plan_request.from_options(
         {"model": "llama-3-8b", "gpus": "8xH100", "dp": "8", "zero": "3", "micro_batch": "1"}
     )
@@ -291,7 +292,7 @@ SEVEN = {"model": "llama-2-7b", "gpus": "8xH100", "tokens": "1B", "dp": "8", "ze
 @pytest.mark.parametrize(
     ("setting", "bytes_a_parameter"), [("train.ema=0.999", 4.0), ("train.optimizer.kind=lion", -4.0)]
 )
-def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_parameter: float) -> None:
+def test_the_memory_of_a_plan_includes_all_state_of_a_run(setting: str, bytes_a_parameter: float) -> None:
     plain, other = (
         plan_result.make_plan(goal(plan_request.from_options(SEVEN, overrides))) for overrides in ((), (setting,))
     )

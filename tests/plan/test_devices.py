@@ -21,12 +21,12 @@ from bessemer.plan.shapes import ALIASES, Shape, count_of, default_vocabulary, f
      ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("5090", "RTX 5090"), ("Tesla V100-SXM2-16GB", "V100 SXM 16GB"), ("h-100", "H100 SXM"),
      ("tpu-v5-e", "TPU v5e"), ("L-40 s", "L40S")],
 )  # fmt: skip
-def test_a_spelling_finds_its_device(spelling: str, name: str) -> None:
+def test_devices_are_found_by_other_spellings(spelling: str, name: str) -> None:
     assert devices.find(spelling).name == name
 
 
 @pytest.mark.parametrize("unknown", ["H1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cpu", "A100-96GB", ""])
-def test_what_is_not_there_is_said_with_near_names(unknown: str) -> None:
+def test_an_unknown_device_is_an_error_that_suggests_similar_names(unknown: str) -> None:
     with pytest.raises(InputError, match="not in the catalogue"):
         devices.find(unknown)
 
@@ -48,7 +48,7 @@ def test_every_name_finds_itself_and_every_entry_is_plausible() -> None:
      ("B200", "bf16", 2250e12, 180e9), ("MI300X", "bf16", 1307.4e12, 192e9), ("TPU v5p", "bf16", 459e12, 95e9),
      ("RTX 4090", "bf16", 165.2e12, 24e9)],
 )  # fmt: skip
-def test_peaks_are_the_data_sheets(name: str, precision: str, peak: float, memory: float) -> None:
+def test_peaks_equal_the_data_sheets(name: str, precision: str, peak: float, memory: float) -> None:
     device = devices.find(name)
     assert device.peak(precision) == pytest.approx(peak)
     assert device.memory == pytest.approx(memory)
@@ -88,7 +88,7 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         ("memory = 64", "memory = 64e9"),  # bytes, not GB
         ("bandwidth = 1000", "bandwidth = 1e12"),
         ("bf16 = 100", "bf16 = 100e12"),
-        ("bf16 = 100", "bf16 = 71_000"),  # more FLOP for each byte than any device has
+        ("bf16 = 100", "bf16 = 71_000"),  # more FLOPs per byte than any device has
         ("watts = 300", "watts = 300_000"),
         ("intra_bandwidth = 100\n", ""),
         ('source = "measured here"', 'source = "x"\nmatmull = 0.5'),
@@ -104,14 +104,14 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         ('source = "measured here"', 'source = "x"\nprice = 2\nprice_date = 2026-05-20'),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(tmp_path: Path, change: tuple[str, str]) -> None:
+def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, change: tuple[str, str]) -> None:
     own = tmp_path / "own.toml"
     own.write_text(ENTRY.replace(*change), encoding="utf-8")
     with pytest.raises(InputError, match=r"own\.toml"):
         devices.catalogue(own)
 
 
-# Of every key of a file: what its example goes with in the entry, and two values.
+# For every key of a file: the other keys that its example needs, and two values.
 FILE_KEYS = {
     "name": ("", '"Z9"', '"Z8"'), "flops": ("", "{ bf16 = 100 }", "{ bf16 = 200 }"), "memory": ("", "64", "96"),
     "bandwidth": ("", "1000", "2000"), "intra_bandwidth": ("", "100", "200"), "inter_bandwidth": ("", "10", "20"),
@@ -128,7 +128,7 @@ FILE_KEYS = {
 def test_every_key_of_a_file_is_in_the_plan_or_its_list(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
-    """Of two entries that differ in one key the plans differ; aliases and source are in the list of devices."""
+    """Plans with two entries that differ in one key differ; aliases and source are in the list of devices."""
     needed, *values = FILE_KEYS[key]
     lines = [
         line
@@ -148,7 +148,7 @@ def test_every_key_of_a_file_is_in_the_plan_or_its_list(
     assert found[0] != found[1]
 
 
-def test_an_entry_without_a_measured_share_has_that_of_the_device_of_its_name(tmp_path: Path) -> None:
+def test_an_entry_without_a_measured_share_uses_that_of_its_name(tmp_path: Path) -> None:
     own, h100 = tmp_path / "own.toml", devices.find("H100")
     own.write_text(
         ENTRY.replace("Z9", "H100 SXM")
@@ -163,14 +163,14 @@ def test_domains_are_equal_parts_of_whole_nodes_with_the_links_of_their_axes() -
     gb200, v4, h100 = (devices.find(name) for name in ("GB200", "TPU v4", "H100"))
     assert [ClusterSpec.of(gb200, n).near for n in (64, 128, 144, 2048)] == [64, 64, 72, 64]
     assert ClusterSpec.of(v4, 6144).near == 3072 and ClusterSpec.of(h100, 64).near == 8
-    # A pod of 4,096 is 16 x 16 x 16: 16 devices lie along one of three axes, 256 in a plane.
+    # A pod of 4,096 is 16 x 16 x 16: 16 devices are along one of three axes, 256 in a plane.
     pod = ClusterSpec.of(devices.find("TPU v4"), 4096)
     rates = [pod.intra_rate(size) / 45e9 for size in (2, 16, 256, 4096)]
     assert rates == pytest.approx([2, 2, 4, 6])
     assert ClusterSpec.of(devices.find("GB200"), 72).intra_rate(4) == 900e9
 
 
-def test_what_replaces_an_entry_keeps_its_other_names(tmp_path: Path) -> None:
+def test_a_replacing_entry_keeps_other_names(tmp_path: Path) -> None:
     shipped, own = devices.find("H100"), tmp_path / "own.toml"
     assert shipped.aliases
     text = ENTRY.replace(re.findall(r'name = "(.*)"', ENTRY)[0], shipped.name) + 'aliases = ["ours"]\n'
@@ -181,8 +181,8 @@ def test_what_replaces_an_entry_keeps_its_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", shapes().values(), ids=shapes())
-def test_published_shapes_count_what_was_published(shape: Shape) -> None:
-    """Where a checkpoint's count is given, to the parameter but for some biases; elsewhere within what papers round."""
+def test_parameters_of_published_shapes_equal_the_published_counts(shape: Shape) -> None:
+    """Compare exactly with a checkpoint's count, up to some biases; elsewhere within the rounding of papers."""
     near = 0.02 if shape.parameters % 1000 == 0 else 1e-4 if shape.name.startswith(("qwen2.5", "falcon-7b")) else 0.0
     assert shape.config.parameters == pytest.approx(shape.parameters, rel=near, abs=0.0)
     assert shape.source and shape.config.heads % shape.config.kv_heads == 0
