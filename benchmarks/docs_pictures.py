@@ -25,7 +25,7 @@ from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.schedule import learning_rate_share
 
-SHOWN = ("loss", "bits", "grad", "rates", "activations", "updates")  # curves of the report that the documentation shows
+SHOWN = ("loss", "bits")  # curves of the report that the documentation shows
 LENGTH, SOURCE = 2048, "code"  # the sequences in the pictures of packing
 NUM_ROWS, ROW, WIDTH = 9, 13, 720
 COLOURS = [INKS[f"source-{number}"] for number in range(1, 7)]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.cli import command_parser
+from bessemer.common.extensions import KINDS
 from tests.conftest import recipe_text, with_model, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +136,42 @@ def test_the_python_of_the_docs_runs(page: str) -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": page})
+
+
+def code(page: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the code blocks of a page by language ("" for none), and the code within its text."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = defaultdict[str, list[str]](list)
+    for language, block in re.findall(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
+        blocks[language].append(block)
+    plain = re.sub(r"^```.*\n(?:.*\n)*?```$", "", text, flags=re.MULTILINE)
+    return blocks, re.findall(r"`([^`]+)`", plain)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_code_that_no_other_test_runs_is_valid(page: str) -> None:
+    """Commands have options that exist, targets are in the Makefile, entry points have groups that Bessemer reads."""
+    blocks, spans = code(page)
+    commands = command_parser()
+    known = commands._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for span in spans:
+        words = span.split()
+        if words[:1] == ["bessemer"] and len(words) > 1 and words[1].isalpha() and words[1].islower():
+            options = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+            assert words[1] in known and options <= {*known[words[1]]._option_string_actions}, f"{page}: {span}"
+    lines = [line for kind in ("", "bash") for block in blocks[kind] for line in block.replace("\\\n", "").splitlines()]
+    for line in lines:
+        if line.startswith("bessemer ") and line.split()[1] in known:  # the output may begin so too
+            commands.parse_args(shlex.split(re.split(r" (?:<<<|->|[|>]) ", line)[0], comments=True)[1:])
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\w+)", "\n".join([*lines, *spans]), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: {target}"
+    for block in blocks['toml title="pyproject.toml"']:
+        for group in tomllib.loads(block)["project"]["entry-points"]:
+            assert group.removeprefix("bessemer.") in KINDS, f"{page}: {group}"
+    for block in blocks["json"]:
+        assert all(isinstance(json.loads(line), dict) for line in block.splitlines())
+    assert set(blocks) <= {"", "bash", "toml", "python", "json", "yaml"} | {key for key in blocks if " title=" in key}
 
 
 def test_the_index_lists_every_page() -> None:

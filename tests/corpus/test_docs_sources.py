@@ -1,4 +1,4 @@
-"""Recipe snippets of how-to pages parse, and docs/reference/file-formats.md lists every format."""
+"""Recipe snippets of the docs parse, and docs/reference/file-formats.md lists every format."""
 
 import re
 from collections.abc import Iterator
@@ -14,38 +14,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 FORMATS = (DOCS / "reference/file-formats.md").read_text(encoding="utf-8").partition("\n## Damaged")[0]
 HEAD = {"run": 'name = "t"', "model": "depth = 2"}
 OTHER_SOURCES = ("wiki", "crawl")  # sources that snippets without sources may name
-PAGES = (
-    "choose-a-model",
-    "contamination",
-    "deduplicate",
-    "encoders",
-    "evaluate",
-    "import-a-model",
-    "kubernetes",
-    "language",
-    "lost-nodes",
-    "mix-sources",
-    "optimizers",
-    "packing",
-    "personal-data",
-    "pipeline",
-    "precision",
-    "quality-classifier",
-    "rules",
-    "save-memory",
-    "several-processes",
-    "slurm",
-    "sources",
-    "tokenizer",
-    "watch",
-    "write-a-recipe",
-)
+NO_RECIPE = re.compile(r'\[\[device\]\]|"\w+:[A-Z]\w+"')
+"""A catalogue of devices, and recipes that name code: the tests of these pages run them."""
 
 
 def snippets() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
-        text = (DOCS / "how-to" / f"{page}.md").read_text(encoding="utf-8")
-        yield from ((page, snippet) for snippet in re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
+    """Yield the recipes of all pages but the tutorials, whose recipes tests/test_tutorials.py runs."""
+    pages = (path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "tutorials")
+    for path in (DOCS.parent / "README.md", *pages):
+        found = re.findall(r"```toml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+        yield from ((path.stem, snippet) for snippet in found if not NO_RECIPE.search(snippet))
 
 
 @pytest.mark.parametrize(("page", "snippet"), snippets())

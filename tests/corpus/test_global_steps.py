@@ -23,7 +23,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-step.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-filter.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
 STEPS = (
     BLOCKS["host_limit.py"]

@@ -79,7 +79,7 @@ def test_the_output_is_what_is_printed(command: str, shown: str, capsys: pytest.
 
 def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As the page has it; it has no watts, of which no energy follows."""
-    page = (ROOT / "docs/how-to/own-device.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/plan-a-budget.md").read_text(encoding="utf-8")
     (entry,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[device]]" in block]
     catalogue = tmp_path / "mine.toml"
     catalogue.write_text(entry)

@@ -175,7 +175,7 @@ def test_what_is_no_reason_is_an_error(mine: Run, capsys: pytest.CaptureFixture[
     assert "Notes.step: TypeError: returned bool" in capsys.readouterr().err
 
 
-PAGES = ("own-callback", "own-optimizer", "own-objective", "own-model-family")
+PAGES = ("own-callback", "optimizers", "own-objective", "own-model-family")
 PAGE = "".join((Path(__file__).parents[2] / "docs/how-to" / f"{page}.md").read_text("utf-8") for page in PAGES)
 CODE = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -2,7 +2,7 @@
 
 A segment is the part of a document that is in one sequence. The gate judges it by its tokens alone, so the result does
 not depend on the parallel layout or on a resume. Segments shorter than MIN_TOKENS pass. The limits leave a margin to
-all healthy text that was tried (docs/how-to/check-a-recipe.md#degenerate-text): prose, code, tables, lists of names,
+all healthy text that was tried (docs/how-to/packing.md#degenerate-text): prose, code, tables, lists of names,
 minified scripts, Chinese.
 
     repetition     low share of distinct 4-grams of tokens. Repeated n-grams caused loss spikes in OLMo 2, which removes
