@@ -22,7 +22,7 @@ from machine import describe
 
 from bessemer.cli import run_command
 from bessemer.common.console import text_table
-from bessemer.ladder.law import WITHIN, Point, fitted
+from bessemer.ladder.law import WITHIN, Point, fit_law
 
 FEWEST = 4  # fewest rungs of a prediction
 RUNGS = 6
@@ -128,7 +128,7 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
     larger = [*points, last]
     predictions = []
     for count in range(FEWEST, len(amounts) + 1):
-        law = fitted("ratio", tuple(point for point in points if point.flops <= amounts[count - 1]))
+        law = fit_law("ratio", tuple(point for point in points if point.flops <= amounts[count - 1]))
         for target in larger:
             if target.flops <= amounts[count - 1]:
                 continue

@@ -189,7 +189,6 @@ COMMANDS = (
     )),
     Command("watch", "show runs while they train, on a page that updates itself", inspection.watch, (
         option("run", "a run directory, or the recipe of a run; repeatable", nargs="+", metavar="RUN"), OVERRIDES,
-        flag("--terminal", "show them in the terminal instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
     )),
     Command("report", "write the report of a run, or compare several runs", inspection.report, (
@@ -199,15 +198,12 @@ COMMANDS = (
     Command("ladder", "predict a large run from small runs by a scaling law", experiments.ladder, (
         *OF_RECIPE,
         option("--design", "ratio: fixed tokens per parameter (default); isoflop: several sizes per budget",
-               choices=("ratio", "isoflop")),
+               choices=("ratio", "isoflop"), default="ratio"),
         option("--rungs", "number of small runs (default: 6 for ratio, 12 for isoflop)", type=int, metavar="N"),
-        option("--budget", "budget of all runs: 5min, 2h, or FLOPs such as 1e15 (default 5min)", metavar="B"),
+        option("--budget", "budget of all runs: 5min, 2h, or FLOPs such as 1e15 (default 5min)", default="5min", metavar="B"),
         option("--ratio", "tokens per parameter (default: that of the planned run)", type=float, metavar="R"),
-        option("--seeds", "seeds of the 3 smallest runs, to measure noise (default 3)", type=int, metavar="N"),
-        flag("--mixture", "search for a better mixture of the sources instead"),
-        option("--target", "source whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
-        flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),
-        option("--folder", "folder of the runs (default: ladder/ or mixture/ in the run directory)", metavar="DIR"),
+        option("--seeds", "seeds of the 3 smallest runs, to measure noise (default 3)", type=int, default=3, metavar="N"),
+        option("--folder", "folder of the runs (default: ladder/ in the run directory)", metavar="DIR"),
         flag("--restart", "start again; earlier runs are set aside"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (

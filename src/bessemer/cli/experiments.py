@@ -1,6 +1,6 @@
 """Commands that train small models: `bessemer check` and `bessemer ladder`.
 
-`check` runs the launch checklist of a recipe; `ladder` predicts a large run or a better mixture.
+`check` runs the launch checklist of a recipe; `ladder` predicts the loss of a large run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.common.console import say
-from bessemer.common.errors import InputError
 from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def check(args: argparse.Namespace) -> Any:
 
 
 def ladder(args: argparse.Namespace) -> dict[str, Any]:
-    from bessemer.ladder import command, mixture, summary
+    from bessemer.ladder import command, summary
     from bessemer.workflow import stages
     from bessemer.workflow.prepare import prepare
     from bessemer.workflow.session import Session
@@ -51,18 +50,11 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
         rung = Session(recipe, run)
         stages.train(rung, prepare(rung, RUNG_SECONDS))
 
-    steps = (session.recipe, session.run, lambda: stages.planned_recipe(session), train)
-    folder = Path(args.folder) if args.folder else None
-    shared = {"rungs": args.rungs, "budget": args.budget, "folder": folder, "restart": args.restart}
-    result: dict[str, Any]
-    if args.mixture:
-        if args.design is not None or args.ratio is not None or args.seeds is not None:
-            raise InputError("ladder: --mixture has proxies of one size; leave out --design, --ratio and --seeds")
-        result = mixture.mixture(*steps, target=args.target or mixture.MEAN, verify=args.verify, **shared)
-    elif args.target is not None or args.verify:
-        raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
-    else:
-        result = command.ladder(*steps, design=args.design, ratio=args.ratio, seeds=args.seeds, **shared)
+    result = command.ladder(
+        session.recipe, session.run, lambda: stages.planned_recipe(session), train, design=args.design, rungs=args.rungs,
+        budget=args.budget, ratio=args.ratio, seeds=args.seeds, folder=Path(args.folder) if args.folder else None,
+        restart=args.restart,
+    )  # fmt: skip
     if not args.json:
         print(summary.table(result))
         say(summary.ending(result))

@@ -93,21 +93,16 @@ def _folders(args: argparse.Namespace) -> list[RunDirectory]:
 
 
 def watch(args: argparse.Namespace) -> Any:
-    """Serve the live page until Ctrl-C, or show the runs in the terminal; with --json print their status once."""
+    """Serve the live page until Ctrl-C; with --json print the status of the runs once."""
     from bessemer.report.data import RunReader
     from bessemer.report.live_page import read_runs
 
     folders = _folders(args)
-    if sum((args.json, args.terminal, args.port is not None)) > 1:
-        raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
+    if args.json and args.port is not None:
+        raise InputError("watch: --json and --port exclude each other; give one of them")
     if args.json:
         runs_now = read_runs([RunReader(run) for run in folders])
         return {"runs": [{"run": run.run.path, "name": run.name, **asdict(run.status)} for run in runs_now]}
-    if args.terminal:
-        from bessemer.report.live_screen import follow
-
-        follow(folders)
-        return None
     from bessemer.report.live_server import Server
 
     with Server(folders, args.port) as server:

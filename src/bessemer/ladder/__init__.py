@@ -1,1 +1,1 @@
-"""Scaling experiments on the user's own tokens: small runs that predict a large one, and a mixture search."""
+"""Scaling experiments on the user's own tokens: small runs that predict the loss of a large one."""

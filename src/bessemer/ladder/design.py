@@ -65,7 +65,7 @@ def size_of(recipe: ResolvedRecipe, vocabulary: int) -> Size:
     return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe.train, config))
 
 
-def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
+def smaller_sizes(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
     """Return all models of a resolved recipe's shape that are smaller than its own, one per width, ascending in N.
 
     Widths increase in steps of a sixteenth of the power of two below them. The number of heads is that whose width is
@@ -76,7 +76,7 @@ def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
     head_dim, mlp_width = model.head_dim, model.mlp_width
     planned = size_of(recipe, vocabulary).parameters
-    found: list[Size] = []
+    sizes: list[Size] = []
     for wide in _widths(width):
         depth = max(ceil(layers * wide / width - 0.5), min(FEWEST_LAYERS, layers))
         if wide / depth < width / layers / ASPECT_RANGE:
@@ -93,17 +93,17 @@ def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
         }  # fmt: skip
         size = size_of(recipe.changed(model=shape), vocabulary)
         if size.parameters < planned:
-            found.append(size)
-    return sorted(found, key=lambda size: size.parameters)
+            sizes.append(size)
+    return sorted(sizes, key=lambda size: size.parameters)
 
 
 def _widths(below: int) -> list[int]:
     """Return the widths 16, 24, 32, ... below a limit, in steps of at least 8."""
-    found, wide = [], 2 * WIDTH_STEP
-    while wide < below:
-        found.append(wide)
-        wide += max(WIDTH_STEP, 1 << max(wide.bit_length() - 5, 0))
-    return found
+    widths, width = [], 2 * WIDTH_STEP
+    while width < below:
+        widths.append(width)
+        width += max(WIDTH_STEP, 1 << max(width.bit_length() - 5, 0))
+    return widths
 
 
 def _heads(inner: int, head_dim: int) -> int:
@@ -145,7 +145,8 @@ def batch_excess(recipe: ResolvedRecipe, tokens: int, flops: float, planned_flop
 
 
 Design = Literal["ratio", "isoflop"]
-FEWEST = {"ratio": 5, "isoflop": 7}  # numbers of the law, plus one rung to leave out and one for the error
+NUM_PARAMETERS = {"ratio": 3, "isoflop": 5}  # of the law
+MORE_RUNGS = 2  # least rungs in addition to the law's parameters: one to leave out, and one for the error
 RUNGS = {"ratio": 6, "isoflop": 12}
 SIZE_STEP = 2.0  # largest ratio between neighbouring sizes of a ratio ladder
 BUDGET_STEP = 3.0  # ratio between amounts of compute
@@ -201,12 +202,12 @@ class Rung:
         }  # fmt: skip
 
     @classmethod
-    def of(cls, kept: dict[str, Any], recipe: ResolvedRecipe) -> Rung:
+    def from_dict(cls, entry: dict[str, Any], recipe: ResolvedRecipe) -> Rung:
         """Restore a rung from its entry in design.json; `recipe` is the resolved recipe of the planned run."""
-        model = recipe.model.changed(depth=None, **kept["model"])
-        size = Size(model, kept["parameters"], kept["flops_per_token"])
-        numbers = (kept["batch_tokens"], kept["steps"], kept["learning_rate"], kept.get("seed", 0))
-        return cls(kept["name"], kept["group"], size, *numbers)
+        model = recipe.model.changed(depth=None, **entry["model"])
+        size = Size(model, entry["parameters"], entry["flops_per_token"])
+        numbers = (entry["batch_tokens"], entry["steps"], entry["learning_rate"], entry["seed"])
+        return cls(entry["name"], entry["group"], size, *numbers)
 
 
 @dataclass(frozen=True)
@@ -244,16 +245,14 @@ class Budget:
         return duration(self.seconds) if self.seconds is not None else f"{self.flops:.3g} FLOPs"
 
 
-UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hours": 3600.0, "minutes": 60.0}
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def parse_budget(text: str | None) -> Budget:
-    """Parse a budget: time as `5`, `5min` or `2h`, or FLOPs as `1e15` or `1e15flops`; None: 5 minutes.
+def parse_budget(text: str) -> Budget:
+    """Parse a budget: time as `5`, `5min` or `2h`, or FLOPs as `1e15` or `1e15flops`.
 
     A number without a unit is minutes, or FLOPs from a million. Raises InputError for anything else.
     """
-    if text is None:
-        return Budget(seconds=300.0)
     plain = text.strip().lower()
     number = plain.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = plain[len(number) :].strip()
@@ -262,18 +261,19 @@ def parse_budget(text: str | None) -> Budget:
     except ValueError:
         value = float("nan")
     if not (0 < value < float("inf")) or (unit and unit not in UNITS and unit not in ("flop", "flops")):
-        raise InputError(f"--budget {text}: give a time as 5min or 2h, or FLOPs as 1e15")
+        raise InputError(f"--budget {text}: not a time or a number of FLOPs; write for example 90s, 5min, 2h or 1e15")
     if unit in ("flop", "flops") or (not unit and value >= 1e6):
         return Budget(flops=value)
     return Budget(seconds=value * UNITS[unit or "min"])
 
 
-def refuse_few(design: Design, count: int) -> None:
+def require_enough(design: Design, count: int) -> None:
     """Raise InputError for fewer rungs than the design's law needs."""
-    if count < FEWEST[design]:
+    least = NUM_PARAMETERS[design] + MORE_RUNGS
+    if count < least:
         raise InputError(
-            f"--rungs {count}: a {design} ladder needs {FEWEST[design]} rungs at least: its law has "
-            f"{3 if design == 'ratio' else 5} numbers, one rung is left out to be predicted, and one shows the error"
+            f"--rungs {count}: too few for the law of --design {design}, which has {NUM_PARAMETERS[design]} parameters; "
+            f"give {least} or more"
         )
 
 
@@ -287,7 +287,7 @@ def with_seeds(rungs: list[Rung], seeds: int) -> list[Rung]:
     return rungs + more
 
 
-def rungs_within(
+def design_rungs(
     design: Design, planned: Planned, sizes: list[Size], count: int, budget: Budget, ratio: float,
     seconds: Callable[[Rung], float], seeds: int = 1,
 ) -> list[Rung]:  # fmt: skip
@@ -307,48 +307,48 @@ def rungs_within(
         InputError: There are too few smaller sizes, or the budget is too small.
     """
 
-    def cost(made: list[Rung]) -> float:
-        return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in with_seeds(made, seeds))
+    def cost(rungs: list[Rung]) -> float:
+        return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in with_seeds(rungs, seeds))
 
-    def made_with(share: float) -> list[Rung]:
+    def rungs_of(share: float) -> list[Rung]:
         top = planned.flops * share
         return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
 
     allowed = budget.flops or budget.seconds or 0.0
-    least = _smallest_whole(made_with, count)
-    fewer = ", or ask for fewer with --rungs" if count > FEWEST[design] else ""
+    least = _smallest_whole(rungs_of, count)
+    fewer = ", or fewer runs with --rungs" if count > NUM_PARAMETERS[design] + MORE_RUNGS else ""
     if least is None:
         raise InputError(
-            f"the planned model of {amount(planned.size.parameters)} parameters and {amount(planned.tokens)} tokens leaves no "
-            f"room for {count} smaller rungs of {FEWEST_STEPS} steps or more; plan a larger run (model.depth, train.steps){fewer}"
+            f"--rungs {count}: the planned run of {amount(planned.size.parameters)} parameters and {amount(planned.tokens)} "
+            f"tokens is too small for {count} smaller ones of at least {FEWEST_STEPS} steps; plan a larger run with model.depth "
+            f"or train.steps{fewer}"
         )
-    if cost(made_with(least)) > allowed:
-        needed = cost(made_with(least))
+    if (needed := cost(rungs_of(least))) > allowed:
         what = f"{needed:.2g} FLOPs" if budget.seconds is None else duration(needed)
-        repeats = f", the smallest with {seeds} seeds each (--seeds)," if seeds > 1 else ""
+        repeats = f", with {seeds} seeds for each of the smallest," if seeds > 1 else ""
         raise InputError(
-            f"--budget {budget}: too small; {count} rungs of {FEWEST_STEPS} steps or more{repeats} take about {what} on the "
-            f"smallest models of this shape; give more{fewer}"
+            f"--budget {budget}: too small: {count} runs of at least {FEWEST_STEPS} steps{repeats} take about {what} with the "
+            f"smallest models of this shape; give a larger budget{fewer}"
         )
     low, high = log(least), log(LARGEST_SHARE)
-    if cost(made_with(LARGEST_SHARE)) <= allowed:
-        return with_seeds(made_with(LARGEST_SHARE), seeds)
+    if cost(rungs_of(LARGEST_SHARE)) <= allowed:
+        return with_seeds(rungs_of(LARGEST_SHARE), seeds)
     for _ in range(30):
         middle = 0.5 * (low + high)
-        made = made_with(exp(middle))
-        if len(made) == count and cost(made) <= allowed:
+        rungs = rungs_of(exp(middle))
+        if len(rungs) == count and cost(rungs) <= allowed:
             low = middle
         else:
             high = middle
-    return with_seeds(made_with(exp(low)), seeds)
+    return with_seeds(rungs_of(exp(low)), seeds)
 
 
-def _smallest_whole(made_with: Callable[[float], list[Rung]], count: int) -> float | None:
+def _smallest_whole(rungs_of: Callable[[float], list[Rung]], count: int) -> float | None:
     """Return the smallest share of the planned compute at which the ladder has all its rungs, in steps of 1.25."""
-    share, found = LARGEST_SHARE, None
-    while share > LEAST_SHARE and len(made_with(share)) == count:
-        found, share = share, share / 1.25
-    return found
+    share, smallest = LARGEST_SHARE, None
+    while share > LEAST_SHARE and len(rungs_of(share)) == count:
+        smallest, share = share, share / 1.25
+    return smallest
 
 
 def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None:
@@ -363,14 +363,14 @@ def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None
 
 def _nearest(sizes: list[Size], wanted: list[float]) -> list[Size]:
     """Return the nearest size for each wanted N, without repeats and ascending in N."""
-    free, found = list(sizes), []
+    free, nearest = list(sizes), []
     for parameters in wanted:
         if not free:
             break
         chosen = min(free, key=lambda size: abs(log(size.parameters / parameters)))
         free.remove(chosen)
-        found.append(chosen)
-    return sorted(found, key=lambda size: size.parameters)
+        nearest.append(chosen)
+    return sorted(nearest, key=lambda size: size.parameters)
 
 
 def _spread(low: float, high: float, count: int) -> list[float]:

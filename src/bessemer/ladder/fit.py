@@ -78,8 +78,8 @@ def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
     """
     logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
     centre = logs.mean(axis=0)
-    place, objective = _minimum(_starts(logs - centre, np.exp(y_n)), logs - centre, y_n)
-    return BestFit(place, objective, centre)
+    parameters, objective = _minimum(_starts(logs - centre, np.exp(y_n)), logs - centre, y_n)
+    return BestFit(parameters, objective, centre)
 
 
 def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
@@ -87,7 +87,7 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
 
     The bounds exclude powers that increase with size, and a constant above the losses.
     """
-    with require_import("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'", BessemerError):
+    with require_import("ladder: the fit needs scipy; install it with: pip install 'bessemer[ladder]'", BessemerError):
         from scipy.optimize import minimize
         from scipy.special import expit, huber, logit
 
@@ -158,12 +158,12 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
 def _starts(x_nT: Array, losses_n: Array) -> Array:
     """Return the (starts, P) parameters with the best constant and coefficients for each choice of exponents."""
     powers, lowest = x_nT.shape[1], float(losses_n.min())
-    found = []
+    starts = []
     for exponents in product(START_EXPONENTS, repeat=powers):
         columns = np.concatenate([np.ones((len(x_nT), 1)), np.exp(-x_nT * np.array(exponents))], axis=1)
         relative = columns / losses_n[:, None]  # least squares of the ratios, because the fit compares log losses
         solved = np.linalg.lstsq(relative, np.ones(len(losses_n)), rcond=None)[0]
         solved[0] = np.clip(solved[0], 0.05 * lowest, 0.98 * lowest)
         solved[1:] = np.maximum(solved[1:], 0.01 * lowest)
-        found.append([*np.log(solved), *exponents])
-    return np.array(found)
+        starts.append([*np.log(solved), *exponents])
+    return np.array(starts)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.common.errors import InputError
-from bessemer.ladder.design import Design
+from bessemer.ladder.design import NUM_PARAMETERS, Design
 from bessemer.ladder.fit import Array, BestFit, bootstrap, fit, predicted
 
 WITHIN = 0.80  # share of the draws inside an interval
@@ -28,7 +28,6 @@ BATCH_EFFECT = 0.05
 MOST_EXCESS = (
     0.2  # largest effect of rounding from 2 sequences; also the correction for a batch that a bound moves further
 )
-NUM_PARAMETERS = {"ratio": 3, "isoflop": 5}
 
 
 def batch_effect(design: Design, excess: float) -> float:
@@ -138,12 +137,12 @@ def num_sizes(points: tuple[Point, ...]) -> int:
     return len({(point.parameters, point.tokens) for point in points})
 
 
-def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLaw:
+def fit_law(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLaw:
     """Fit the design's law to finished runs. Raises InputError for no more sizes than parameters of the law."""
     if num_sizes(points) <= NUM_PARAMETERS[design]:
         raise InputError(
-            f"{num_sizes(points)} finished rungs are too few: the law of a ladder of design {design!r} has "
-            f"{NUM_PARAMETERS[design]} numbers, and an error shows only with more rungs than that; give more with --rungs"
+            f"ladder: {num_sizes(points)} finished rungs are too few for the law of --design {design}, which has "
+            f"{NUM_PARAMETERS[design]} parameters; give more with --rungs"
         )
     sizes = arguments(design, [(point.parameters, point.tokens, point.flops) for point in points])
     logs = np.array([log(point.loss) - batch_effect(design, point.batch_excess) for point in points])
@@ -165,26 +164,26 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[s
     rest = below if num_sizes(below) >= NUM_PARAMETERS[design] + 2 else others
     if num_sizes(rest) <= NUM_PARAMETERS[design]:
         return None
-    law = fitted(design, rest, seed)
-    said = law.loss(largest.parameters, largest.tokens, largest.flops, batch_excess=largest.batch_excess)
+    law = fit_law(design, rest, seed)
+    guess = law.loss(largest.parameters, largest.tokens, largest.flops, batch_excess=largest.batch_excess)
     return {
         "name": largest.name, "from_rungs": num_sizes(rest), "beyond": largest.flops / max(point.flops for point in rest),
-        "predicted": asdict(said), "measured": largest.loss, "error": said.value / largest.loss - 1,
-        "covered": said.covers(largest.loss),
+        "predicted": asdict(guess), "measured": largest.loss, "error": guess.value / largest.loss - 1,
+        "covered": guess.covers(largest.loss),
     }  # fmt: skip
 
 
-def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[str, Any]:
+def optimum(fitted: FittedLaw, flops: float, flops_per_parameter: float) -> dict[str, Any]:
     """Return the best size and number of tokens for an amount of compute, from a fitted surface.
 
     This is the minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4). `flops_per_parameter` is k.
     """
-    log_a, log_b, alpha, beta = np.concatenate([found.best.parameters[None, 1:], found.drawn[:, 1:]]).T
-    log_a, log_b = log_a + alpha * found.best.centre[0], log_b + beta * found.best.centre[1]
+    log_a, log_b, alpha, beta = np.concatenate([fitted.best.parameters[None, 1:], fitted.drawn[:, 1:]]).T
+    log_a, log_b = log_a + alpha * fitted.best.centre[0], log_b + beta * fitted.best.centre[1]
     share = beta / (alpha + beta)
     log_n = (np.log(alpha / beta) + log_a - log_b) / (alpha + beta) + share * np.log(flops / flops_per_parameter)
     size = np.exp(np.clip(log_n, -50, 200))
     tokens = flops / flops_per_parameter / size
     values = {"parameters": size, "tokens": tokens, "tokens_per_parameter": tokens / size, "exponent": share}
     best = {name: asdict(Interval.of(value[0], value[1:])) for name, value in values.items()}
-    return {**best, "loss": asdict(found.loss(size[0], tokens[0], flops, of_a_run=False))}
+    return {**best, "loss": asdict(fitted.loss(size[0], tokens[0], flops, of_a_run=False))}

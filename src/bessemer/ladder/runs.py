@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
@@ -21,13 +20,11 @@ from bessemer.common import interrupt
 from bessemer.common.console import amount, say
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
-from bessemer.ladder import summary
-from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
+from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller_sizes
 from bessemer.model import recipe_defaults
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, dump, parse
-from bessemer.report import page
 from bessemer.run.directory import RunDirectory, checkpoint_steps
-from bessemer.run.files import read_json, read_steps, write_json
+from bessemer.run.files import read_json, read_steps, stage_facts, write_json
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
@@ -47,16 +44,16 @@ UNRELATED = ("run", "corpus", "parallel", "checkpoint", "report", "export", "clu
 
 
 @dataclass(frozen=True)
-class Ground:
-    """The shared inputs of all small runs.
+class LadderInputs:
+    """The shared inputs of all rungs.
 
     Attributes:
-        folder: The folder of the small runs.
+        folder: The folder of the ladder.
         run: The planned run.
         store: Its tokens.
         planned: The planned run's model and budget.
         sizes: Smaller models, ascending in N.
-        inputs: Digest of the inputs of the tokens.
+        tokens_digest: Digest of the inputs of the tokens.
         train: Trains a recipe in its run directory.
     """
 
@@ -65,7 +62,7 @@ class Ground:
     store: TokenStore
     planned: Planned
     sizes: list[Size]
-    inputs: str
+    tokens_digest: str
     train: Train
 
     def protocol(self, *more: Any) -> str:
@@ -73,7 +70,7 @@ class Ground:
         recipe = self.planned.recipe
         plain = recipe.model_dump(mode="json", by_alias=True)
         related = {key: value for key, value in plain.items() if key not in UNRELATED}
-        return digest(self.inputs, related, recipe.evaluate.max_tokens, *more)
+        return digest(self.tokens_digest, related, recipe.evaluate.max_tokens, *more)
 
 
 @dataclass(frozen=True)
@@ -94,46 +91,48 @@ class Score:
 # --- Shared inputs ----------------------------------------------------------------------------------------------------
 
 
-def ground(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path) -> Ground:
+def resolve_inputs(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path) -> LadderInputs:
     """Resolve the planned run of a recipe and list the smaller models.
 
     Raises InputError for a recipe whose loss follows no scaling law: a classifier, or a run that starts from other
     weights.
     """
     if recipe.train.objective == "classify":
-        raise InputError("ladder: a classifier's loss follows no law of size and tokens; give a recipe that pretrains")
+        raise InputError(
+            "train.objective = classify: a classifier's loss follows no scaling law; give the ladder a recipe that pretrains"
+        )
     if recipe.is_continued:
         key = "model.from" if recipe.model.from_ is not None else "train.start"
-        raise InputError(f"ladder: {key} gives the weights, and small models of that kind have none; leave it out")
+        raise InputError(f"{key}: a ladder trains smaller models from random weights; remove this key")
     resolved = resolve()
     store = TokenStore.open(run.tokens)
     steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
     planned = Planned(resolved, size_of(resolved, store.vocabulary), steps * batch)
-    inputs = read_json(run.tokens / "stage.json")["inputs"]
-    return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs, train)
+    sizes, tokens_digest = smaller_sizes(resolved, store.vocabulary), stage_facts(run.tokens)["inputs"]
+    return LadderInputs(folder, run, store, planned, sizes, tokens_digest, train)
 
 
-def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
+def measure_rates(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
     """Measure the training rate of some sizes on this machine, as (N, FLOP/s)."""
     device = devices.choose(planned.recipe.train)
     if not device.is_cuda:
         devices.keep_freed_memory()
     batch = batch_tokens(planned.recipe, planned.flops * 0.03, planned.flops)
     changed = {"global_batch_tokens": batch, "micro_batch": None, "batch_ramp": None}
-    found: list[tuple[int, float]] = []
+    rates: list[tuple[int, float]] = []
     for size in sizes:
-        if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
+        if rates and size.parameters < rates[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
         probe = recipe_defaults.resolve(recipe, vocabulary, 100, recipe_defaults.MICRO_BATCH_TOKENS_ON[device.is_cuda])
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
-        found.append((size.parameters, batch * size.flops / seconds))
+        rates.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
             break
-    return found
+    return rates
 
 
-def seconds_by(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
+def predict_seconds(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
     """Return a function that predicts the seconds of a rung from measured rates, interpolated in the logarithm of N."""
     at, logs = np.log([size for size, _ in rates]), np.log([rate for _, rate in rates])
     start = RUN_SECONDS[devices.choose(planned.recipe.train).is_cuda]
@@ -143,66 +142,44 @@ def seconds_by(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Ru
 # --- Saved design -----------------------------------------------------------------------------------------------------
 
 
-def kept_design(folder: Path, key: str, protocol: str) -> Json | None:
-    """Return the content of design.json if it was saved under this key, else None.
+def saved_design(folder: Path, key: str, protocol: str, design: Callable[[], Json]) -> Json:
+    """Return the content of design.json, after adding a new design to it if it was saved under another key.
 
-    It has `rungs`, `earlier` (rungs of previous designs) and `more` (other results of the design). Raises BessemerError
-    if its runs have other tokens or training settings.
-    """
-    path = folder / DESIGN_FILE
-    if not path.exists():
-        return None
-    found: Json = read_json(path)
-    if found["protocol"] != protocol:
-        raise BessemerError(
-            f"{folder}: its runs were made from other tokens, for another planned run, or of another kind, and cannot be "
-            "compared with new ones; give this ladder a folder of its own with --folder DIR, or start over with "
-            "--restart (what is there is set aside)"
-        )
-    return found if found["key"] == key else None
-
-
-def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more: Any) -> Json:
-    """Write design.json and return its content.
+    It has `rungs`, `earlier` (rungs of previous designs) and `more` (other results of the design).
 
     Args:
         folder: Folder of the ladder.
         key: Digest of the options.
         protocol: Digest of everything that all runs of the folder share.
-        rungs: Entries of the rungs.
-        more: Other values to save with the design.
+        design: Returns `rungs` and `more` of a new design.
+
+    Raises:
+        BessemerError: The runs in the folder have other tokens or training settings.
     """
-    path, names = folder / DESIGN_FILE, {rung["name"] for rung in rungs}
-    before = read_json(path) if path.exists() else {"earlier": [], "rungs": []}
-    earlier = [rung for rung in [*before["earlier"], *before["rungs"]] if rung["name"] not in names]
-    made = {"key": key, "protocol": protocol, "rungs": rungs, "earlier": earlier, "more": more}
-    write_json(path, made)
-    return made
-
-
-@contextmanager
-def open_ladder(
-    recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path, restart: bool
-) -> Iterator[Ground]:
-    """Yield the shared inputs of the runs in `folder`, with the run and the folder locked.
-
-    With `restart`, an earlier ladder in the folder is moved aside.
-    """
-    with ExitStack() as locks:
-        locks.enter_context(run.lock())
-        if restart:
-            set_aside(folder)
-        locks.enter_context(RunDirectory(folder).lock())
-        yield ground(recipe, run, resolve, train, folder)
+    path = folder / DESIGN_FILE
+    saved: Json = read_json(path) if path.exists() else {"key": "", "protocol": protocol, "rungs": [], "earlier": []}
+    if saved["protocol"] != protocol:
+        raise BessemerError(
+            f"{folder}: its runs have other tokens, training settings or another design, and do not compare with new ones; "
+            "choose another folder with --folder DIR, or move these runs aside with --restart"
+        )
+    if saved["key"] == key:
+        return saved
+    new = design()
+    names = {rung["name"] for rung in new["rungs"]}
+    earlier = [rung for rung in [*saved["earlier"], *saved["rungs"]] if rung["name"] not in names]
+    saved = {"key": key, "protocol": protocol, "earlier": earlier, **new}
+    write_json(path, saved)
+    return saved
 
 
 def set_aside(folder: Path) -> None:
     """Rename a ladder's folder to NAME-previous-N."""
     if (folder / DESIGN_FILE).exists():
         number = 1 + len(list(folder.parent.glob(f"{folder.name}-previous-*")))
-        place = folder.with_name(f"{folder.name}-previous-{number}")
-        shutil.move(folder, place)
-        say(f"what was there before is in {place}")
+        backup = folder.with_name(f"{folder.name}-previous-{number}")
+        shutil.move(folder, backup)
+        say(f"the earlier ladder is now in {backup}")
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
@@ -218,7 +195,7 @@ def recipe_of(planned: ResolvedRecipe, rung: Rung, folder: Path) -> Recipe:
     # On a CPU, `auto` selects the precision by timing, so it could differ between rungs and machines.
     is_timed = train.precision == "auto" and not devices.choose(train).is_cuda
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
-    made = planned.changed(
+    changed = planned.changed(
         run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed},
         model=rung.size.model,
         train={
@@ -230,7 +207,7 @@ def recipe_of(planned: ResolvedRecipe, rung: Rung, folder: Path) -> Recipe:
         checkpoint={"every": max(steps // 4, 1), "keep": 1, "mirror": None},
         export={"hf": False},
     )  # fmt: skip
-    return parse(dump(made), f"rung {rung.name}")
+    return parse(dump(changed), f"rung {rung.name}")
 
 
 def score(run: RunDirectory, steps: int) -> Score | None:
@@ -246,64 +223,44 @@ def score(run: RunDirectory, steps: int) -> Score | None:
     return Score(validations[-1]["loss"], validations[-1]["loss_by_source"], seconds)
 
 
-def train_all(made: list[tuple[Rung, Recipe]], ground: Ground) -> dict[str, Score]:
+def train_all(rungs: list[tuple[Rung, Recipe]], inputs: LadderInputs) -> dict[str, Score]:
     """Train unfinished runs in order, on the same tokens, and return each run's score by name.
 
     Raises Stopped after a stop signal, with everything saved, and BessemerError for a run without a finite loss.
     """
-    found: dict[str, Score] = {}
-    for number, (rung, recipe) in enumerate(made, 1):
+    scores: dict[str, Score] = {}
+    for number, (rung, recipe) in enumerate(rungs, 1):
         interrupt.check()
         name, run, steps = rung.name, RunDirectory(recipe.run.folder), rung.steps
         done = score(run, steps)
         if done is None:
             what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(rung.tokens)} tokens"
-            say(f"[bold]{number} of {len(made)}[/] {name}: {what}")
-            done = _trained(ground, recipe, run, steps)
+            say(f"[bold]{number} of {len(rungs)}[/] {name}: {what}")
+            done = _train(inputs, recipe, run, steps)
         if not isfinite(done.loss):
             raise BessemerError(
-                f"{run.path}: its held-out loss is {done.loss}; lower train.optimizer.learning_rate, and start the ladder "
-                "over with --restart"
+                f"{run.path}: its held-out loss is {done.loss}; lower train.optimizer.learning_rate, and run the ladder again "
+                "with --restart"
             )
-        found[name] = done
-        say(f"[dim]{number} of {len(made)}[/] {name}: {done.loss:.4f} nats a token")
-    return found
+        scores[name] = done
+        say(f"[dim]{number} of {len(rungs)}[/] {name}: {done.loss:.4f} nats a token")
+    return scores
 
 
-def _trained(ground: Ground, recipe: Recipe, run: RunDirectory, steps: int) -> Score:
+def _train(inputs: LadderInputs, recipe: Recipe, run: RunDirectory, steps: int) -> Score:
     with run.lock():
-        _link(run.tokens, ground.run.tokens)
-        ground.train(recipe, run)
+        _link(run.tokens, inputs.run.tokens)
+        inputs.train(recipe, run)
     done = score(run, steps)
     if done is None:
-        raise BessemerError(f"{run.path}: trained, but {run.metrics.name} has no validation of step {steps}")
+        raise BessemerError(
+            f"{run.metrics}: it has no validation of the last step, {steps:,}; remove {run.path} and run the ladder again"
+        )
     return done
 
 
-def _link(place: Path, tokens: Path) -> None:
+def _link(link: Path, tokens: Path) -> None:
     """Link a run to the tokens of another one, by a relative path, so that the folder above both can be moved."""
-    target = Path(os.path.relpath(tokens.resolve(), place.parent.resolve()))
-    if place.is_symlink() and Path(os.readlink(place)) != target:
-        place.unlink()
-    if not place.is_symlink():
-        place.symlink_to(target, target_is_directory=True)
-
-
-def plain(value: Any) -> Any:
-    """Convert numpy numbers to Python's in nested values."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
-
-
-def publish(found: Json, path: Path, run: RunDirectory) -> Json:
-    """Write the result of a ladder and, if it is in the run directory, the report of the run.
-
-    Returns the result with its answers and the path of the page.
-    """
-    found = {**found, "folder": str(path.parent), **summary.shown(found)}
-    write_json(path, found)
-    is_shown = path.parent.parent.resolve() == run.path.resolve()  # else --folder names another folder
-    return {**found, "page": str(page.write(run)) if is_shown else None}
+    target = Path(os.path.relpath(tokens.resolve(), link.parent.resolve()))
+    link.unlink(missing_ok=True)  # the planned run may have moved
+    link.symlink_to(target, target_is_directory=True)

@@ -154,7 +154,6 @@ class RunData:
     times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
     ladder: Json = field(default_factory=dict)
-    mixture_search: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
     last_lines: Json = field(default_factory=dict)
@@ -247,7 +246,7 @@ class RunReader:
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
-            "mixture_search": run.path / "mixture" / "mixture.json", "stages": run.path / "stages.json",
+            "stages": run.path / "stages.json",
         }  # fmt: skip
 
     def versions(self) -> tuple[FileVersion, ...]:

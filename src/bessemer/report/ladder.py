@@ -1,4 +1,4 @@
-"""Figures of the scaling ladder and of the mixture search."""
+"""Figure of the scaling ladder."""
 
 from __future__ import annotations
 
@@ -34,17 +34,3 @@ def loss(found: Json) -> list[Figure]:
     compute = parts.axis("compute, FLOPs", type="log", exponentformat="power")
     loss = parts.axis("nats a token")
     return [parts.figure("ladder-loss", "Held-out loss of the rungs", traces, compute, loss, hovermode="closest")]
-
-
-def shares(found: Json) -> list[Figure]:
-    """Return a figure that compares the given with the proposed share of each source; no figure without a proposal."""
-    given, proposed = as_object(found, "given"), as_object(found, "proposed", "shares")
-    if not given or not proposed:
-        return []
-    bars = [
-        parts.bars(name, list(by), [100 * share for share in by.values()], ink, "%{y:.1f}%")
-        for name, by, ink in (("given", given, "raw"), ("proposed", proposed, "accent"))
-    ]
-    y = parts.axis("share", ticksuffix="%", rangemode="tozero")
-    source = parts.axis("source", type="category")
-    return [parts.figure("ladder-mixture", "Shares of the tokens", bars, source, y, barmode="group", bargap=0.3)]
