@@ -104,17 +104,17 @@ def test_a_failure_surfaces_at_the_next_save_which_still_succeeds(
     saver._thread.join()
     assert checkpoint_steps(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
     fill_disk(False)
-    with pytest.raises(BessemerError, match="the checkpoint of step 20 failed: .*File too large"):
+    with pytest.raises(BessemerError, match="step 20 .*File too large"):
         saver.save(30, state(30.0), {})
     saver.finish()
     assert checkpoint_steps(tmp_path) == [10, 30]
     bad = state(40.0)
     bad["model"]["a"][3, 3] = float("nan")
     saver.save(40, bad, {})
-    with pytest.raises(BessemerError, match="the checkpoint of step 40 failed: .*model tensor a .*not finite"):
+    with pytest.raises(BessemerError, match="step 40 .*model tensor a "):
         saver.finish()
     saver.finish()  # reported once
-    with pytest.raises(BessemerError, match="B free"):  # the second failure is known at once
+    with pytest.raises(BessemerError, match=str(tmp_path)):  # this one is known at once
         saver.save(50, {"model": {"a": torch.zeros(1).expand(1 << 50)}}, {})
     assert checkpoint_steps(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))
@@ -127,7 +127,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     assert checkpoint_steps(tmp_path) == [10] and saver._thread is None
     bad = state(20.0)
     bad["model"]["a"][3, 3] = float("nan")
-    with pytest.raises(BessemerError, match="step 20 failed"):
+    with pytest.raises(BessemerError, match="step 20 "):
         saver.save(20, bad, {})
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     saver.save(30, state(30.0), {})
@@ -146,7 +146,7 @@ def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(async_save.HostCopies, "_allocate", fail)
             saver.save(10, state(10.0), {})
-            with pytest.raises(BessemerError, match="step 10 failed: .*no memory"):
+            with pytest.raises(BessemerError, match="step 10 .*memory"):
                 saver.finish()
         saver.save(20, state(20.0), {})
     assert checkpoint_steps(tmp_path) == [20]
@@ -224,7 +224,7 @@ def test_training_continues_during_a_background_save(tmp_path: Path) -> None:
     first, second = run_on(2, save_during_collectives, tmp_path)
     assert first == second
     (said,) = first
-    assert said.startswith("50: the checkpoint of step 40 failed: rank 1: ") and "File too large" in said
+    assert said.startswith("50: ") and "step 40 " in said and "rank 1: " in said and "File too large" in said
     assert checkpoint_steps(tmp_path) == [30, 50, 60]
     for step in (30, 50, 60):
         found = protocol.verify(tmp_path / f"step-{step:08d}")

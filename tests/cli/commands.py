@@ -50,7 +50,7 @@ def resumed(recipe_file: Path, runs: Path, *more: str) -> Result:
     """Start a training again and return its results; it resumes from its newest checkpoint if there is one."""
     has_saved = (runs / "small" / "checkpoints" / "latest").exists()
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *more)
-    assert done.returncode == 0 and ("going on from step" in done.stderr) == has_saved, done.stderr
+    assert done.returncode == 0 and ("continuing from step" in done.stderr) == has_saved, done.stderr
     return training_result(runs / "small")
 
 

@@ -171,7 +171,7 @@ def test_a_compiled_training_resumes_bit_for_bit(runs: Path, recipe_file: Path, 
     for step, number, code in ((11, signal.SIGKILL, -signal.SIGKILL), (19, signal.SIGTERM, 75)):
         assert interrupted(recipe_file, runs, step, number, *sets)[0] == code
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *sets)
-    assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
+    assert done.returncode == 0 and "continuing from step" in done.stderr, done.stderr
     assert training_result(runs / "small") == training_result(straight / "small")
 
 
@@ -343,8 +343,8 @@ def test_a_full_disk_does_not_end_a_training(
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
-    assert "0 B free" in said and said.count("training goes on, the next one tries again") == 2
-    assert "the checkpoint of step 8 failed: " in said and "the last good one: the beginning" in said
+    assert "0 B" in said and said.count("tries again") == 2
+    assert "the checkpoint of step 8 failed: " in said and "last good one: the start" in said
     logs = {name.split(".")[0] for name in refused}
     assert logs == {"incidents", "metrics", "time", "events"}
     assert said.count("No space left on device") == len(logs)  # one for each
@@ -369,7 +369,7 @@ def test_a_disk_that_stays_full_is_an_error_with_advice(
         patch.setattr(shutil, "disk_usage", scarce)
         assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
-    assert "going on from step 8 of 24" in capsys.readouterr().err
+    assert "from step 8 of 24" in capsys.readouterr().err
 
 
 @pytest.mark.fault(25)

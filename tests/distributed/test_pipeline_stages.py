@@ -310,10 +310,10 @@ def test_stages_are_balanced_by_cost_with_embedding_and_head() -> None:
 @pytest.mark.parametrize(
     ("layout", "count", "says"),
     [
-        (Parallel(pipeline=4), 3, "cannot run 3 micro-batches .* but 4;"),
-        (Parallel(pipeline=4, schedule="interleaved"), 9, "but 8 or 10;"),
-        (Parallel(pipeline=4, schedule="zbv"), 2, "but 4;"),
-        (Parallel(pipeline=4, schedule="dualpipev"), 5, "but 8;"),
+        (Parallel(pipeline=4), 3, "parallel.schedule: .* only 4;"),
+        (Parallel(pipeline=4, schedule="interleaved"), 9, "only 8 or 10;"),
+        (Parallel(pipeline=4, schedule="zbv"), 2, "only 4;"),
+        (Parallel(pipeline=4, schedule="dualpipev"), 5, "only 8;"),
     ],
 )
 def test_too_few_micro_batches_are_an_error_with_advice(layout: Parallel, count: int, says: str) -> None:
@@ -324,7 +324,7 @@ def test_too_few_micro_batches_are_an_error_with_advice(layout: Parallel, count:
 
 def test_unusable_schedules_are_errors() -> None:
     layout = Parallel(pipeline=2, schedule="zbv")
-    with pytest.raises(InputError, match=r"zbv hangs on CPUs \(gloo\) with torch 2.11.0"):
+    with pytest.raises(InputError, match=r"parallel.schedule: zbv"):
         pipeline.require_schedule(layout, CPU, "2.11.0+cpu")
     pipeline.require_schedule(layout, torch.device("cuda"), "2.11.0+cpu")
     pipeline.require_schedule(Parallel(pipeline=2), CPU, "2.11.0+cpu")

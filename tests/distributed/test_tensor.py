@@ -225,8 +225,8 @@ def test_fsdp_over_a_tensor_parallel_model_equals_one_process() -> None:
 @pytest.mark.parametrize(
     ("changes", "layout", "says"),
     [
-        ({"kv_heads": 2}, Parallel(tensor=4), r"model.kv_heads = 2 cannot be divided by 4 processes; .*: 1, 2$"),
-        ({"heads": 6, "kv_heads": 6}, Parallel(tensor=4), r"model.heads = 6 cannot .*: 1, 2, 3, 6$"),
+        ({"kv_heads": 2}, Parallel(tensor=4), r"model.kv_heads = 2 .* 4 .*: 1, 2$"),
+        ({"heads": 6, "kv_heads": 6}, Parallel(tensor=4), r"model.heads = 6 .*: 1, 2, 3, 6$"),
         ({"kv_heads": 4, "mlp_width": 50}, Parallel(tensor=4), r"model.mlp_width = 50 .*: 1, 2$"),
         ({"kv_heads": 4, "vocabulary": 5}, Parallel(tensor=4), r"model.vocabulary = 5 .*: 1, 2$"),
         ({"kv_heads": 4, "sequence_length": 18}, Parallel(tensor=4), r"tokens.sequence_length = 18 .*: 1, 2$"),
@@ -257,7 +257,5 @@ def test_indivisible_shards_of_a_tensor_parallel_model_are_errors_before_it_is_b
         if does:
             require_valid(made, layout, 1)
         else:
-            with pytest.raises(
-                InputError, match=rf"parallel.context = {layout.state_shards}: .* numbers that work: 1, 2"
-            ):
+            with pytest.raises(InputError, match=rf"parallel.context = {layout.state_shards}: .*: 1, 2"):
                 require_valid(made, layout, 1)

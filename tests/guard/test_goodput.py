@@ -190,7 +190,7 @@ def test_other_damage_is_an_error(journal: Journal, damage: str) -> None:
     else:
         lines[0] = "[]"
     journal.path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(BessemerError, match=r"journal.jsonl: line [1345] is damaged.*--restart"):
+    with pytest.raises(BessemerError, match=r"journal.jsonl: line [1345] .*--restart"):
         Journal.read(journal.path)
 
 
@@ -254,7 +254,7 @@ def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pyt
     with post_incidents(run, "http://127.0.0.1:9/none"):
         for step in range(3):
             record(run.incidents, SPIKE, step=step, cause="x", action="y")
-    assert capsys.readouterr().err.count("an alert could not be posted") == 1
+    assert capsys.readouterr().err.count("report.webhook") == 1
 
 
 def test_recorded_incidents_are_posted_as_info() -> None:

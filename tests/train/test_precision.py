@@ -76,7 +76,7 @@ def test_a_device_gives_what_its_capability_allows(
         if name in has:
             assert chosen(name, cuda, "GPU") == PRECISIONS[name]
         else:
-            with pytest.raises(InputError, match=f"train.precision: GPU cannot compute in {name}; use fp32, fp16"):
+            with pytest.raises(InputError, match=f"train.precision: .* {name}; .* fp32, fp16"):
                 chosen(name, cuda, "GPU")
 
 
@@ -248,7 +248,7 @@ def test_zeros_give_zeros_and_values_that_are_not_finite_stay_so(scaling: str) -
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     for key in ("train.precision", "train.optimizer.state"):
-        with pytest.raises(InputError, match=rf"{key}: .*pip install 'bessemer\[lowbit\]'"):
+        with pytest.raises(InputError, match=f"{key}: .*lowbit"):
             precision.require_torchao(key)
 
 

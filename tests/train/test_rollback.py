@@ -170,7 +170,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     (folder / "journal.jsonl").unlink()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     train(recipe_file, runs, kind, f"train.steps={STEPS + 10}", expected=2)
-    assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
+    assert "journal.jsonl: lines are missing" in capsys.readouterr().err
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
     shutil.rmtree(folder / "checkpoints")  # of a run that has no checkpoint which knows
     (folder / "mixture.json").unlink()
@@ -178,7 +178,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert "no checkpoint of this run is there" in capsys.readouterr().err, "it does not begin at step 1 again"
     (folder / "time.jsonl").unlink()
     train(recipe_file, runs, kind, expected=2)
-    assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
+    assert "journal.jsonl: lines are missing" in capsys.readouterr().err
 
 
 def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
@@ -197,7 +197,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
             assert incidents(folder)[-1]["action"] == "run stopped"
     assert all("; skipped batches: 16 of" in row["action"] for row in incidents(folder) if row.get("rollback"))
     said = capsys.readouterr().err
-    assert "it has not ended after 2 rollbacks" in said and "the documents of the batches from step" in said
+    assert "after 2 rollbacks" in said and "the documents of the batches from step" in said
     healthy = checkpoint_steps(folder / "checkpoints")[-1]
     assert healthy <= 60 and f"--set train.start={folder} --set train.start_step={healthy}" in " ".join(said.split())
     train(recipe_file, runs, "guard.max_rollbacks=2")
@@ -209,7 +209,7 @@ def test_too_many_skipped_updates_stop_the_run(
     faulty(monkeypatch, lambda call: call % 2 == 1)
     folder = train(recipe_file, runs, expected=1)
     assert [row["step"] for row in incidents(folder)] == list(range(2, 23, 2))
-    assert "that was skipped update 11 (limit 10)" in capsys.readouterr().err
+    assert "skipped update 11 (limit 10)" in capsys.readouterr().err
 
 
 @pytest.mark.fault(17)

@@ -255,7 +255,7 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     )
     tight = train("train.recompute=budget", "train.memory_budget=1e6")
     assert recompute.blocks_recomputed(tight, Parallel(), wanted, device) == 4
-    with pytest.raises(InputError, match="train.memory_budget: a step takes .* more than the 1.0 MB given"):
+    with pytest.raises(InputError, match=r"train\.memory_budget: .*1\.0 MB"):
         recompute.check_budget(tight, Parallel(), wanted, device, base)
     half = train("train.recompute=budget", "train.memory_budget=0.5")
     assert recompute.budget_bytes(half, device) == pytest.approx(0.5 * recompute.budget_bytes(train(), device), rel=0.1)

@@ -66,7 +66,7 @@ class HostCopies:
         try:
             copies = self._allocate(own, is_cuda)
         except (RuntimeError, MemoryError) as error:
-            failure = BessemerError(f"no memory for the copy: {error}")
+            failure = BessemerError(f"not enough memory to copy the state: {error}")
 
             def fail() -> None:
                 raise failure
@@ -109,7 +109,7 @@ class HostCopies:
             if is_locked:  # torch's pinned allocator would round the size up to a power of two
                 code = int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), total, PORTABLE))  # type: ignore[no-untyped-call]
                 if code:
-                    raise RuntimeError(f"cudaHostRegister returned {code}")
+                    raise RuntimeError(f"cudaHostRegister failed with error {code}")
                 self._is_locked = True
         copies, at = LocalTensors(), 0
         for part, named in own.items():

@@ -120,12 +120,12 @@ def load_manifest(folder: Path) -> SavedCheckpoint:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise BessemerError(f"{folder}: no {MANIFEST}")
+        raise BessemerError(f"{folder}: {MANIFEST} is missing")
     found = read_json(path)
     if not isinstance(found, dict) or found != _signed({key: found[key] for key in found if key != "sha256"}):
-        raise BessemerError(f"{path}: damaged: its own hash does not match")
+        raise BessemerError(f"{path}: damaged: its hash does not match its content")
     if found.get("format") not in (1, FORMAT):
-        raise BessemerError(f"{path}: of format {found.get('format')}; a newer Bessemer wrote it, update this one")
+        raise BessemerError(f"{path}: format {found.get('format')} is not supported; update Bessemer")
     try:
         pieces = found["pieces"] if found["format"] == FORMAT else None
         contents = {
@@ -139,14 +139,14 @@ def load_manifest(folder: Path) -> SavedCheckpoint:
             for name, of in named.items():
                 what = f"{path}: {part} tensor {name}"
                 if of.dtype not in DTYPES:
-                    raise BessemerError(f"{what} is of {of.dtype!r}, which is no type of a checkpoint's tensors")
+                    raise BessemerError(f"{what} has the unsupported dtype {of.dtype!r}")
                 require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
                 if unknown := [shard.file for shard in of.shards if shard.file not in checkpoint.files]:
-                    raise BessemerError(f"{what} lies in {unknown[0]}, which has no hash")
+                    raise BessemerError(f"{what} is in {unknown[0]}, which has no hash")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BessemerError(f"{path}: is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
+        raise BessemerError(f"{path}: not a valid checkpoint manifest ({type(error).__name__}: {error})") from None
     if outside := [name for name in checkpoint.files if Path(name).name != name]:
-        raise BessemerError(f"{path}: names a file outside of the checkpoint: {outside[0]}")
+        raise BessemerError(f"{path}: names a file outside the checkpoint folder: {outside[0]}")
     return checkpoint
 
 
@@ -157,7 +157,7 @@ def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> No
         for name, of in named.items():
             for shard in (shard for shard in of.shards if shard.file in there):
                 if (found := there[shard.file].get(shard.key)) != DTYPES[of.dtype]:
-                    raise BessemerError(f"{folder / shard.file}: {part} tensor {name} is {found}, not {of.dtype}")
+                    raise BessemerError(f"{folder / shard.file}: {part} tensor {name} is of {found}, not {of.dtype}")
 
 
 def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any] | None) -> StoredTensor:
@@ -257,11 +257,11 @@ def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> No
     listed = list(boxes)
     if prod(shape) == 0 and not listed:
         return
-    where = f"{what}: its {len(listed)} pieces"
+    where = f"{what}: its {len(listed)} shards"
     for offset, size in listed:
         outside = any(at < 0 or n < 1 or at + n > whole for at, n, whole in zip(offset, size, shape, strict=False))
         if len(offset) != len(shape) or len(size) != len(shape) or outside:
-            raise BessemerError(f"{where} do not fit: {list(size)} at {list(offset)} of {list(shape)}")
+            raise BessemerError(f"{where} do not fit: shape {list(size)} at offset {list(offset)} of {list(shape)}")
     edges = [
         sorted({0, whole, *(at for box in listed for at in (box[0][axis], box[0][axis] + box[1][axis]))})
         for axis, whole in enumerate(shape)
@@ -272,9 +272,9 @@ def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> No
         spans = zip(cell, offset, size, strict=True)
         covered[tuple(slice(of_axis[at], of_axis[at + n]) for of_axis, at, n in spans)] += 1
     if (covered == 0).any():
-        raise BessemerError(f"{where} leave out a part of its {list(shape)}")
+        raise BessemerError(f"{where} do not cover its shape {list(shape)}")
     if (covered > 1).any():
-        raise BessemerError(f"{where} overlap within its {list(shape)}")
+        raise BessemerError(f"{where} overlap in its shape {list(shape)}")
 
 
 def assemble(
@@ -346,9 +346,9 @@ class SavedCheckpoint:
         for name, tensor in targets:
             stored = self._named(part).get(name)
             if stored is None or stored.shape != tuple(tensor.shape):
-                has = list(stored.shape) if stored else "nothing"
-                should = f"{part} tensor {name} should be {list(tensor.shape)}"
-                raise BessemerError(f"{self.folder}: {should}, the checkpoint has {has}; it is of another model")
+                has = f"has shape {list(stored.shape)}" if stored else "is missing"
+                needs = f"the model needs {list(tensor.shape)}; use a checkpoint of this model"
+                raise BessemerError(f"{self.folder}: {part} tensor {name} {has}, but {needs}")
         with self.open_files() as files:
             for name, tensor in targets:
                 fill(tensor, partial(files.read_slice, part, name))
@@ -400,7 +400,7 @@ class CheckpointFiles:
                 self._open[shard.file] = self._stack.enter_context(safe_open(path, framework="pt"))
             file = self._open[shard.file]
             if tuple(file.get_slice(shard.key).get_shape()) != shard.shape:
-                raise BessemerError(f"{path}: tensor {shard.key} is not the {list(shard.shape)} that the manifest says")
+                raise BessemerError(f"{path}: tensor {shard.key} does not have its recorded shape {list(shard.shape)}")
             tensor: Tensor = file.get_slice(shard.key)[slices] if slices else file.get_tensor(shard.key)
             return tensor
         except (SafetensorError, OSError) as error:
@@ -423,7 +423,7 @@ def weight_reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Calla
     for checkpoint, own in zip(checkpoints, shapes, strict=True):
         for name in sorted(own.keys() | shapes[0].keys()):
             if own.get(name) != shapes[0].get(name):
-                raise BessemerError(f"{checkpoint.folder}: tensor {name} is not that of the other checkpoints")
+                raise BessemerError(f"{checkpoint.folder}: tensor {name} differs in shape; average only one run")
     first, *others = (stack.enter_context(checkpoint.open_files()) for checkpoint in checkpoints)
     part = "ema" if not others and "ema" in checkpoints[0] else "model"
 

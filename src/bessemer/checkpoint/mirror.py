@@ -50,7 +50,7 @@ def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
         mirror.steps()
         require_writable(mirror.place)
     except (AccessError, OSError) as error:
-        raise InputError(f"checkpoint.mirror: {redact(error)}. Give a place that can be written") from None
+        raise InputError(f"checkpoint.mirror: {redact(error)}. Set it to a folder that can be written") from None
     return mirror
 
 
@@ -66,7 +66,7 @@ def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, AnyPath] | 
     mirror = new_run_mirror(recipe, run)
     if mirror is None or (step := mirror.restore_newest()) is None:
         return None
-    say(f"  no checkpoint in {run.checkpoints}: restored that of step {step}, and the run's logs, from {mirror.place}")
+    say(f"  {run.checkpoints} has no checkpoint: restored step {step} and the run's logs from {mirror.place}")
     return step, mirror.place
 
 
@@ -79,9 +79,8 @@ def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
         mirror.require_own()
         mirror.fetch(step)
     except (BessemerError, OSError) as error:
-        warn(f"{mirror.place}: step {step} cannot be fetched: {redact(error)}")
+        warn(f"{mirror.place}: downloading step {step} failed: {redact(error)}")
         return False
-    warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
     return True
 
 
@@ -128,7 +127,7 @@ class Mirror:
             try:
                 self.update()
             except (BessemerError, OSError) as error:
-                on_failure(f"{self.place}: this mirror is not up to date: {redact(error)}")
+                on_failure(f"{self.place}: updating the mirror failed: {redact(error)}")
 
         self._thread = Thread(target=work, name="mirror", daemon=True)
         self._thread.start()
@@ -181,7 +180,7 @@ class Mirror:
             try:
                 self.fetch(step)
             except (BessemerError, OSError) as error:
-                warn(f"{self.place}: step {step}: {redact(error)}; it is left out")
+                warn(f"{self.place}: step {step}: {redact(error)}; trying the next older checkpoint")
                 continue
             for place in entries(self.place):
                 is_of_run = any(fnmatch(place.name, pattern) for pattern in RUN_FILES)
@@ -191,7 +190,7 @@ class Mirror:
             self._own(_content(self.place / OWNER))
             return step
         raise InputError(
-            f"{self.place}: none of its {len(steps)} checkpoints is whole; put one back, or name another folder"
+            f"{self.place}: all of its {len(steps)} checkpoints are damaged; restore one, or change checkpoint.mirror"
         )
 
     def fetch(self, step: int) -> None:
@@ -213,7 +212,7 @@ class Mirror:
         """Raise InputError if the mirror has checkpoints of another training."""
         owner = _content(self.place / OWNER)
         if owner is None or owner != _content(self._run.checkpoints / OWNER):
-            raise InputError(f"{self.place}: it has checkpoints of another training; remove it, or name another folder")
+            raise InputError(f"{self.place}: it belongs to another training; remove it, or change checkpoint.mirror")
 
     def _own(self, owner: bytes | None) -> None:
         """Record the training that writes the mirror, in the mirror and in the run directory; None creates a new id."""

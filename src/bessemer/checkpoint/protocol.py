@@ -153,19 +153,19 @@ def publish(
         if ready is not None:
             ready()
         if not temporary.is_dir():
-            raise BessemerError(f"{temporary}: not here, though rank 0 made it; is the folder shared by all processes?")
+            raise BessemerError(f"{temporary}: not visible to rank {mesh.rank}; use a file system that all share")
         files = {}
         for part, (file, _) in prepared.plan.items():
             found = save_file(_sources(prepared.own[part]), temporary / file)
             if found.nonfinite is not None:
-                raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} has a value that is not finite")
+                raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} has non-finite values")
             files[file] = found.fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
         files = {name: fingerprint for written in by_rank for name, fingerprint in written.items()}
         if missing := [name for name in files if not (temporary / name).is_file()]:
-            raise BessemerError(f"{temporary}: {missing[0]} is missing; is the folder shared by all processes?")
+            raise BessemerError(f"{temporary / missing[0]}: not visible to rank 0; use a file system that all share")
         write_atomic(temporary / MANIFEST, dump_manifest(prepared.step, files, prepared.contents, facts))
         return [None] * len(by_rank)
 
@@ -175,7 +175,7 @@ def publish(
         try:
             _retain(prepared.folder, prepared.step, keep)
         except OSError as error:  # the new checkpoint is published, so this is only a warning
-            warn(f"an older checkpoint could not be removed: {error}; the next save tries again")
+            warn(f"removing an old checkpoint failed: {error}; the next save tries again")
 
     try:
         gather_scatter(mesh, write, write_manifest)
@@ -227,10 +227,10 @@ def latest(
     steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
         if not steps:
-            what = f"`{LATEST}` names {named}, but no checkpoint folder is there"
-            raise InputError(f"{folder}: {what}; put them back, or start over with --restart")
-        cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
-        on_damage(Damage(cause, "going on from the newest checkpoint that is"))
+            what = f"`{LATEST}` names {named}, but there are no checkpoints"
+            raise InputError(f"{folder}: {what}; restore them, or start over with --restart")
+        cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is missing"
+        on_damage(Damage(cause, "continuing from the newest checkpoint"))
     consequence, causes = "falling back to the next older checkpoint", list[str]()
 
     def report(damage: Damage) -> None:
@@ -239,7 +239,7 @@ def latest(
 
     newest_verified = next(iterate_verified(folder, reversed(steps), report, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
-        what = f"none of its {len(steps)} checkpoints is whole ({causes[0]})"
+        what = f"all of its {len(steps)} checkpoints are damaged ({causes[0]})"
         raise InputError(f"{folder}: {what}; restore one from a backup, or start over with --restart")
     return newest_verified
 
@@ -265,17 +265,17 @@ def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) 
     pointer = folder / LATEST
     if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
         cause = f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint"
-        on_damage(Damage(cause, "written again"))
+        on_damage(Damage(cause, "rewritten"))
         write_atomic(pointer, checkpoint_name(step))
 
 
 def find_newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
     """Return the `count` newest checkpoints that verify, newest first. Raises InputError if there are fewer."""
-    in_order = iterate_verified(folder, reversed(checkpoint_steps(folder)), on_damage, "it is left out of the average")
+    in_order = iterate_verified(folder, reversed(checkpoint_steps(folder)), on_damage, "excluded from the average")
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
-        has = f"{folder} has {len(checkpoints)} whole ones"
-        raise InputError(f"{count} checkpoints are wanted, {has}; ask for fewer, or keep more with checkpoint.keep")
+        has = f"{folder} has {len(checkpoints)} undamaged checkpoints"
+        raise InputError(f"--average {count}: {has}; average fewer, or keep more with checkpoint.keep")
     return checkpoints
 
 
@@ -299,7 +299,7 @@ def iterate_verified(
                 checkpoint = verify(folder / checkpoint_name(step), mesh)
             except BessemerError as error:
                 if fetch is not None and mesh.any(mesh.is_main and fetch(step)):
-                    on_damage(Damage(error, "fetched again from the mirror"))
+                    on_damage(Damage(error, "replaced by the copy in the mirror"))
                     continue
                 on_damage(Damage(error, consequence))
             else:
@@ -327,7 +327,7 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
 
     def compare(hashes: list[str]) -> list[None]:
         if len(set(hashes)) > 1:
-            raise BessemerError(f"{folder}: not all processes see the same {MANIFEST}; is the folder shared by all?")
+            raise BessemerError(f"{folder}: processes see different {MANIFEST} files; use a file system that all share")
         return [None] * len(hashes)
 
     gather_scatter(mesh, examine, compare)
@@ -336,15 +336,15 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
 
 def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
     if not path.is_file():
-        raise BessemerError(f"{path}: missing")
+        raise BessemerError(f"{path}: the file is missing")
     try:
         found = scan(path)
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read: {error}") from None
     if found.fingerprint != fingerprint:
-        raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
+        raise BessemerError(f"{path}: damaged: size or SHA-256 differs from the manifest")
     if found.nonfinite is not None:
-        raise BessemerError(f"{path}: tensor {found.nonfinite} has a value that is not finite")
+        raise BessemerError(f"{path}: tensor {found.nonfinite} has non-finite values")
 
 
 def drop_newer(folder: Path, step: int) -> None:
@@ -405,7 +405,7 @@ def _require_space(folder: Path, needed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free, wanted = shutil.disk_usage(folder).free, SPACE_FACTOR * needed
     if free < wanted:
-        raise BessemerError(f"checkpoint: {folder} has {size(free)} free, but needs {size(wanted)}; free some space")
+        raise BessemerError(f"{folder}: a checkpoint needs {size(wanted)}, only {size(free)} are free; free some space")
 
 
 def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckpoint]:
@@ -419,21 +419,18 @@ def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckp
         InputError: There are too few checkpoints, or the newest one is damaged.
     """
     if weights.average > 1:
-        try:
-            return find_newest(run.checkpoints, weights.average, on_damage=warn)
-        except InputError as error:
-            raise InputError(f"--average: {error}") from None
+        return find_newest(run.checkpoints, weights.average, on_damage=warn)
     damages, steps = list[Damage](), checkpoint_steps(run.checkpoints)
     if weights.step is not None:
         if chosen := list(iterate_verified(run.checkpoints, [weights.step], damages.append, "")):
             return chosen
-        raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
+        raise InputError(f"--step {weights.step}: {damages[0].cause}; choose another step")
     checkpoint = latest(run.checkpoints, on_damage=damages.append)
     if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs belong to the newest checkpoint
         raise InputError(
-            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
-            f"{run.checkpoints / checkpoint_name(steps[-1])} and train the steps after it again: `bessemer run {run.path}`"
+            f"{damages[0].cause}. Use the newest undamaged checkpoint with --step {checkpoint.step}, or remove "
+            f"{run.checkpoints / checkpoint_name(steps[-1])} and repeat the later steps with `bessemer run {run.path}`"
         )
     if checkpoint is None:
-        raise InputError(f"{run.path}: no checkpoint; train it (`bessemer train {run.path}`), or put them back")
+        raise InputError(f"{run.path}: has no checkpoint; train it with `bessemer train {run.path}`, or restore one")
     return [checkpoint]

@@ -30,7 +30,7 @@ def find_step(run: RunDirectory, wanted: int | str, option: str) -> int:
         return best[1]
     if str(wanted).isdecimal() and int(wanted) in steps:
         return int(wanted)
-    what = "validated checkpoint" if wanted == "best" else "such checkpoint"
+    what = "validated checkpoint" if wanted == "best" else "checkpoint of this step"
     raise InputError(
-        f"{option} {wanted}: {run.path} has no {what}; there are those of steps {', '.join(map(str, steps))}"
+        f"{option} {wanted}: {run.path} has no {what}; available steps: {', '.join(map(str, steps)) or 'none'}"
     )

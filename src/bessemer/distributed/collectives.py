@@ -84,9 +84,9 @@ class VocabularyShard:
 def require_divisible_tokens(tokens: int, size: int) -> None:
     """Raise InputError, with the nearest lengths that divide, when sequences of `tokens` do not divide by `size`."""
     if tokens % size:
-        lengths = " and ".join(nearest_that_fit(tokens, lambda n: n % size == 0))
-        what = f"sequences of {tokens} tokens do not divide by {size} processes"
-        raise InputError(f"parallel.tensor: {what}; lengths of {lengths} do (tokens.sequence_length)")
+        lengths = " or ".join(nearest_that_fit(tokens, lambda n: n % size == 0))
+        what = f"{size} processes do not divide sequences of {tokens} tokens"
+        raise InputError(f"parallel.tensor: {what}; set tokens.sequence_length to {lengths}")
 
 
 def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:

@@ -201,11 +201,11 @@ def require_world(layout: Parallel, world: int) -> None:
     product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
     rest = layout.ranks_per_part
     if world % rest == 0:
-        fits = f"parallel.shard = {world // rest} with replicate = 1 would fit"
+        fits = f"set parallel.shard = {world // rest} and parallel.replicate = 1"
     else:
         divisors = [candidate for candidate in range(1, world + 1) if world % candidate == 0]
-        fits = f"{' x '.join(MODEL_AXES)} = {rest} does not divide {world}; possible: {divisors}"
-    raise InputError(f"parallel: {product} = {layout.world} processes, but there are {world}; {fits}")
+        fits = f"set {' x '.join(MODEL_AXES)}, now {rest}, to one of {divisors}"
+    raise InputError(f"parallel: {product} = {layout.world} processes, but {world} were started; {fits}")
 
 
 def on_rank_zero(mesh: ProcessMesh, act: Callable[[], Result]) -> Result:

@@ -49,7 +49,7 @@ def require_schedule(layout: Parallel, device: torch.device, torch_version: str 
     version = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
         what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch_version}"
-        raise InputError(f"parallel.schedule: {what}; install 2.13 or later, or take 1f1b or interleaved")
+        raise InputError(f"parallel.schedule: {what}; install torch 2.13 or later, or use 1f1b or interleaved")
 
 
 def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:

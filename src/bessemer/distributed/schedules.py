@@ -129,7 +129,7 @@ def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
         InputError: The schedule is unknown or cannot have this number of stages.
     """
     if name not in NAMES:
-        raise InputError(f"schedule {name}: there is none of that name; possible: {', '.join(NAMES)}")
+        raise InputError(f"schedule {name}: unknown schedule; use one of {', '.join(NAMES)}")
     if complaint := stages_complaint(name, virtual):
         raise InputError(f"schedule {name}: {complaint}")
     return stages_per_rank(name, 2, virtual)
@@ -151,20 +151,20 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
     """
     for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if number is not None and number < 1:
-            raise InputError(f"schedule {name}: {what} = {number}; give 1 or more")
+            raise InputError(f"schedule {name}: {what} = {number} is too small; use 1 or more")
     each = checked_stages_per_rank(name, virtual)
     if 3 * ranks * each * micro_batches > MAX_ACTIONS:
         raise InputError(
-            f"schedule {name}: {ranks} x {each} stages and {micro_batches:,} micro-batches are more than "
-            f"{MAX_ACTIONS:,} actions; take fewer micro-batches, the picture repeats itself"
+            f"schedule {name}: {ranks} x {each} stages and {micro_batches:,} micro-batches exceed "
+            f"{MAX_ACTIONS:,} actions; use fewer micro-batches, since the pattern repeats"
         )
     if name == "interleaved":
         _group(ranks, micro_batches)
     facts = SCHEDULES[name]
     if facts.micro_batches_per_rank > 1 and micro_batches < (least := facts.min_micro_batches(ranks)):
         raise InputError(
-            f"schedule {name}: needs as many micro-batches as stages, {least} on {ranks} processes, not "
-            f"{micro_batches}; zbv trains with {ranks} or more"
+            f"schedule {name}: {ranks} processes need {least} micro-batches or more, one per stage, not "
+            f"{micro_batches}; increase them, or use zbv with {ranks} or more"
         )
     lists: dict[str, Callable[[int], list[ScheduleEntry]]] = {
         "gpipe": lambda rank: _gpipe(rank, micro_batches),
@@ -219,8 +219,8 @@ def _group(p: int, m: int) -> int:
     if m % groups:
         fits = nearest_that_fit(m, lambda n: n % interleaved_rounds(p, n) == 0)
         raise InputError(
-            f"schedule interleaved: {m} micro-batches on {p} processes do not make {groups} equal groups; "
-            f"the nearest numbers that fit are {' and '.join(fits)}"
+            f"schedule interleaved: {m} micro-batches on {p} processes do not form {groups} equal groups; "
+            f"use {' or '.join(fits)}"
         )
     return m // groups
 

@@ -79,7 +79,7 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
     shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
     if tuple(shape) != tuple(shard.shape):
         what = f"a shard of a tensor of shape {list(whole)} is {list(shard.shape)}"
-        raise BessemerError(f"parallel: {what}; its placements {placements} say {list(shape)}")
+        raise BessemerError(f"parallel: {what}, but its placements {placements} imply {list(shape)}")
     return whole, tuple(int(start) for start in offset), shard
 
 
@@ -91,8 +91,8 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
     shape.
     """
     if values.shape != local(parameter).shape:
-        expected = f"its parameter has a shard of {list(local(parameter).shape)}"
-        raise BessemerError(f"optimizer: a shard of the state is {list(values.shape)}, but {expected}")
+        expected = f"that of its parameter {list(local(parameter).shape)}"
+        raise BessemerError(f"optimizer: a shard of the state has shape {list(values.shape)}, {expected}")
     if not is_dtensor(parameter):
         return values
     from torch.distributed.tensor import DTensor

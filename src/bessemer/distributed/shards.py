@@ -53,6 +53,6 @@ def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
         return None
     with_context = f" x parallel.context = {layout.context}" if layout.context > 1 else ""
     return (
-        f"parallel.shard = {layout.shard}{with_context} divides no dimension of some weights: with padding, a block's weights "
-        f"are {factor:.3g} times what they are, to keep and to gather; take a power of two, and parallel.replicate for the rest"
+        f"parallel.shard = {layout.shard}{with_context} divides no dimension of some weights, so padding makes a block's "
+        f"weights {factor:.3g} times as large in memory and communication; use a power of two, and parallel.replicate"
     )

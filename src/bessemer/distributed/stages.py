@@ -91,7 +91,7 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
     number = len(blocks)
     if not 1 <= stages <= number:
         raise InputError(
-            f"pipeline: {number} blocks cannot be cut into {stages} stages; take 1 to {number} stages (pipeline x virtual), "
+            f"pipeline: {number} blocks cannot be divided into {stages} stages; use 1 to {number} stages (pipeline x virtual) "
             "or a deeper model"
         )
     before = [0.0, *accumulate(blocks)]
@@ -205,7 +205,7 @@ def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int
     if count > max_stages:
         raise InputError(
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
-            f"the model has {config.layers} blocks; take at most {max_stages} stages"
+            f"the model has {config.layers} blocks; use at most {max_stages} stages"
         )
     return count
 

@@ -76,7 +76,7 @@ def require_tensor(config: ModelConfig, layout: Parallel, *, copies_keys: bool =
         over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
         raise InputError(
             f"parallel.tensor: {key}{over} cannot be divided by {layout.tensor} processes; "
-            f"sizes that work for this model: {', '.join(map(str, sizes)) or 'none'}"
+            f"possible for this model: {', '.join(map(str, sizes)) or 'none'}"
         )
 
 
@@ -89,13 +89,13 @@ def require_context(config: ModelConfig, layout: Parallel) -> None:
         return
     if config.labels:
         raise InputError(
-            f"parallel.context: {layout.context} processes cannot share the texts of a classifier; "
+            f"parallel.context: {layout.context} processes cannot divide the texts of a classifier; "
             "use parallel.replicate or parallel.shard instead"
         )
     if config.position_padding is not None:
         raise InputError(
-            f"parallel.context: {layout.context} processes cannot share a sequence whose learned positions pass over "
-            "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
+            f"parallel.context: {layout.context} processes cannot divide a sequence whose learned positions skip "
+            "padding (RoBERTa), since a process does not see the tokens before its own; use parallel.tensor instead"
         )
     require_length(layout.context, config.sequence_length)
 
@@ -118,7 +118,7 @@ def require_shards(config: ModelConfig, layout: Parallel) -> None:
     numbers = [n for n in range(1, 4 * num_shards) if divides_evenly(config, layout.tensor, n)]
     raise InputError(
         f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly with "
-        f"parallel.tensor = {layout.tensor}; numbers that work: {', '.join(map(str, numbers))}"
+        f"parallel.tensor = {layout.tensor}; possible: {', '.join(map(str, numbers))}"
     )
 
 
@@ -128,8 +128,8 @@ def require_length(num_ranks: int, length: int) -> None:
     if num_ranks == 1 or length % unit == 0:
         return
     raise InputError(
-        f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
-        f"into {unit} equal parts; the nearest that does is {' or '.join(nearest_that_fit(length, lambda n: n % unit == 0))}"
+        f"tokens.sequence_length: {length} is not divisible by {unit}, as parallel.context = {num_ranks} needs; "
+        f"use {' or '.join(nearest_that_fit(length, lambda n: n % unit == 0))}"
     )
 
 
@@ -139,6 +139,6 @@ def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
         return
     numbers = " or ".join(nearest_that_fit(micro_batches, layout.fits_micro_batches))
     raise InputError(
-        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {micro_batches} micro-batches a step "
-        f"(of each part of the batch), but {numbers}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
+        f"parallel.schedule: {layout.schedule} on {layout.pipeline} processes cannot run {micro_batches} micro-batches per step, "
+        f"only {numbers}; change train.micro_batch or train.global_batch_tokens, or use gpipe"
     )

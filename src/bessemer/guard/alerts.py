@@ -45,7 +45,7 @@ def webhook_url(variable: str | None) -> str | None:
     if variable is None:
         return None
     if not re.fullmatch(r"https?://[^\s/]+\S*", url := os.environ.get(variable, "").strip()):
-        raise InputError(f"report.webhook: the environment variable {variable} has no http(s):// URL; export one")
+        raise InputError(f"report.webhook: the environment variable {variable} is not an http(s):// URL; set it")
     return url
 
 
@@ -134,5 +134,5 @@ class _Posts:
             if not self._has_failed:
                 # The messages of other errors may include the URL, which is a secret.
                 why = error if isinstance(error, OSError) else type(error).__name__
-                warn(f"report.webhook: an alert could not be posted ({why}); the training continues")
+                warn(f"report.webhook: posting an alert failed ({why}); the training continues")
             self._has_failed = True

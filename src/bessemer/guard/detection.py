@@ -216,7 +216,7 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
     if limits is None or not limits.exceeded_by(loss, grad_norm):
         return None
     figures = f"loss {loss:.4f} (limit {limits.loss:.4f}), gradient norm {grad_norm:.4g} (limit {limits.grad_norm:.4g})"
-    return Alarm(SPIKE, step, f"{figures}, by the last {limits.num_steps} steps")
+    return Alarm(SPIKE, step, f"{figures}; limits from the last {limits.num_steps} steps")
 
 
 def _change_point(values: tuple[float, ...]) -> int:
@@ -244,8 +244,8 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     # Single losses may fall below the limit after the onset, so the change point can be earlier.
     first = min(low[-1] + 1, _change_point(history.recent)) if low else 0
     onset = step - len(history.recent) + 1 + first
-    why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
-    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
+    why = f"the lowest median was {reached:.2f}" if has_learned else "worse than a uniform guess and the first steps"
+    figures = f"above {limit:.2f}, the last is {recent[-1]:.2f}: {why}"
     which = "" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of "
     return Alarm(DIVERGED, onset, f"{which}the last {DIVERGED_STEPS} losses are {figures}")
 
@@ -265,5 +265,5 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
     before, now = fmean(window[:half]), fmean(window[half:])
     if abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss:
         return None  # a rise of the loss is a divergence, not a plateau
-    figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
+    figures = f"{now:.4f}, that of the {half} before {before:.4f}; that of a uniform guess {reference.uniform_loss:.2f}"
     return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

@@ -177,5 +177,5 @@ class Heartbeat:
 
     def _report(self, cause: str) -> None:
         """Report the hang of a single process, which keeps waiting."""
-        warn(f"{cause}; where its threads are is in {self._stacks}")
+        warn(f"{cause}; the stacks of its threads are in {self._stacks}")
         record(RunDirectory(self._stacks.parent).incidents, HANG, step=self._step + 1, cause=cause, rank=self._rank)

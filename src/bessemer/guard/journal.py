@@ -100,8 +100,8 @@ class Journal:
                 if row["kind"] != "rollback" or rollback.number != journal.num_rollbacks + 1:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
-                what = f"line {number} is damaged or was changed, or one before it is missing"
-                raise InputError(f"{path}: {what}; put the file back, or start over with --restart") from None
+                what = f"line {number} is damaged or edited, or the line before it is missing"
+                raise InputError(f"{path}: {what}; restore the file, or start over with --restart") from None
             journal.rollbacks.append(rollback)
         return journal
 
@@ -116,8 +116,8 @@ class Journal:
 
     def refuse(self, who: str, recorded: int) -> NoReturn:
         """Raise InputError because `who` has `recorded` rollbacks and the journal has fewer."""
-        known = f"{who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}"
-        raise InputError(f"{self.path}: {known}: lines are missing; put the file back, or start over with --restart")
+        known = f"{who} {counted(recorded, 'rollback')}, but this file only {self.num_rollbacks}"
+        raise InputError(f"{self.path}: lines are missing: {known}; restore the file, or start over with --restart")
 
     def drop_torn_line(self) -> None:
         """Remove a last line that a kill cut short."""

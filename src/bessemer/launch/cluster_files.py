@@ -85,10 +85,10 @@ def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
     fits = [n for n in range(1, world + 1) if world % n == 0 and world // n <= largest]
     if nodes not in fits:
         raise InputError(
-            f"cluster.nodes = {nodes} does not fit the {world} processes, {largest} a node at most; possible: {str(fits)[1:-1]}"
+            f"cluster.nodes = {nodes}: cannot divide {world} processes, at most {largest} per node; possible: {str(fits)[1:-1]}"
         )
     if cluster.min_nodes not in (None, nodes) and not elastic:
-        raise InputError("cluster.min_nodes: a layout that follows the nodes needs parallel.elastic = true")
+        raise InputError("cluster.min_nodes: fewer nodes than cluster.nodes need parallel.elastic = true; set it")
     return recipe.changed(cluster={"nodes": nodes})
 
 
@@ -100,7 +100,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
-        raise InputError(f"cluster.sbatch: --time={limit} is within the {needed} s of cluster.save_seconds; raise it")
+        raise InputError(f"cluster.sbatch: --time={limit} is below cluster.save_seconds + 60 s = {needed} s; raise it")
     logs = sbatch_path(folder / "logs", "%x-%j.out")
     return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
 
@@ -114,7 +114,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")
     if cluster.image is None or len(cluster.mounts) != 1 or not re.fullmatch("[a-z0-9.-]+:/.*", cluster.mounts[0]):
         raise InputError(
-            'cluster.image, cluster.mounts: kubernetes needs an image and one claim, as mounts = ["runs:/data"]'
+            'cluster.image, cluster.mounts: Kubernetes needs both; set an image and one claim, such as ["runs:/data"]'
         )
     with require_import("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'", BessemerError):
         import yaml  # type: ignore[import-untyped]
@@ -167,7 +167,7 @@ def _bytes(quantity: str | float) -> float:
     """Return the bytes of a Kubernetes quantity, such as 16Gi, 1.5G or 1000."""
     match = re.fullmatch(r"([0-9.]+)(?:([kKMGTPE])(i?))?", str(quantity))
     if match is None:
-        raise InputError(f"cluster.pod: {quantity} is no amount of memory; write it as 64Gi")
+        raise InputError(f"cluster.pod: {quantity} is not an amount of memory; write, for example, 64Gi")
     return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGTPE".index((match[2] or " ").upper())
 
 

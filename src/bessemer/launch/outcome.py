@@ -45,15 +45,15 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
         if report["code"]:
             raise ERRORS[report["code"]](report["message"])
         return dict(report["summary"])
-    then = "the same command continues from the last checkpoint"
+    then = "run the same command again to continue from the last checkpoint"
     if not checkpoint_steps(run.checkpoints):
-        then = "no step of the training is saved yet; the same command begins it"
+        then = "no checkpoint is saved yet; run the same command again to train from the start"
     number = -code if code < 0 else code - 128
     crashes = status_files.read_crashes(run)
     # After a crash, srun ends the other nodes with a signal, which is then not the cause.
     if number in interrupt.SIGNALS and (not crashes or crashes[0]["is_consequence"]):
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {then}")
-    cause = "; ".join(loss["cause"] for loss in lost_ranks(run)) or f"torchrun ended with {code}; the reason is above"
+    cause = "; ".join(loss["cause"] for loss in lost_ranks(run)) or f"torchrun exited with {code}, see the output above"
     if crashes:
         kept = run.path / "training-error.txt"
         kept.write_text(crashes[0]["traceback"])
@@ -109,7 +109,7 @@ def _hang(one: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str
     last = max(other.beat for other in readings)
     what, since = "made no progress", one.since
     if last - one.beat > SAME_MOMENT:
-        what, since = "not answered (it held the interpreter, was stopped by a signal, or its machine hangs)", one.beat
+        what, since = "not responded (blocked interpreter, stopped by a signal, or its machine hangs)", one.beat
     return _loss(HANG, [one], f"had {what} for {last - since:.0f} s in {one.activity}", one.step + 1)
 
 
@@ -131,10 +131,10 @@ def _collect_stacks(run: RunDirectory) -> str:
 def main() -> int:
     """Print how the training of a run ended, and return its exit code."""
     parser = ArgumentParser("python -m bessemer.launch.outcome", description="Print how the training of a run ended.")
-    parser.add_argument("run", type=Path, help="its folder or its recipe")
+    parser.add_argument("run", type=Path, help="run directory or recipe")
     parser.add_argument("code", type=int, nargs="?", default=0, help="exit code of torchrun")
     parser.add_argument("seconds", type=int, nargs="?", default=0, help="age of torchrun, to ignore older reports")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as given to the worker")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="the worker's --set options")
     args = parser.parse_args()
     try:
         run = RunDirectory(args.run if args.run.is_dir() else load(args.run, args.set).run.folder)

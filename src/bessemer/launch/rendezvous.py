@@ -54,7 +54,7 @@ def meet(
 
     def prepared(digests: list[str]) -> list[str]:
         _require_all([one == digests[0] for one in digests], "parallel", (
-            "differs from rank 0: the processes have different recipes, tokens or versions of bessemer; start all with the same"
+            "differs from rank 0: recipe, tokens or version of bessemer differ; start all processes with the same"
         ))  # fmt: skip
         if prepare is not None:
             prepare()
@@ -71,14 +71,14 @@ def meet(
     def layouts(seen: list[bool]) -> list[Parallel]:
         (runs[0].status / mark).unlink()
         _require_all(seen, str(runs[0].path), (
-            "does not see what rank 0 writes there: the run directory must be on a disk that all processes see; set run.dir"
+            "does not see the files of rank 0; set run.dir to a folder on a file system that all processes share"
         ))  # fmt: skip
         recipe = load_resolved(runs[0].recipe)
         layout = fitted(recipe, world) if recipe.parallel.elastic else recipe.parallel
         if layout.world < recipe.parallel.world:
             action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
             step = (checkpoint_steps(runs[0].checkpoints) or [0])[-1]
-            record(runs[0].incidents, FEWER_PROCESSES, step=step, cause=f"{world} were started", action=action)
+            record(runs[0].incidents, FEWER_PROCESSES, step=step, cause=f"{world} processes started", action=action)
         return [layout] * world
 
     mark = gather_scatter(everyone, inputs, prepared)
@@ -110,5 +110,5 @@ def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel:
         if all(found.runs_batch(size, micro) for size in sizes):
             return found
     raise InputError(
-        f"parallel.elastic: no layout of {processes} processes keeps the batch; it takes at least {layout.ranks_per_part}"
+        f"parallel.elastic: no layout of {processes} processes keeps the batch; start at least {layout.ranks_per_part}"
     )

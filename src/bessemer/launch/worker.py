@@ -85,7 +85,7 @@ class Worker:
         except BessemerError as error:
             code = self._failed(error)
         except KeyboardInterrupt:  # raised outside of the loop: nothing has to be saved, and the others do not notice
-            code = self._failed(Stopped("stopped; the same command continues"), early=True)
+            code = self._failed(Stopped("stopped; run the same command again to continue"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices, which a restart may fix
             code = self._crashed(error)
         write_waiting()

@@ -40,13 +40,13 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
         training.journal.add_skip(step)
         limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.steps))
         if judgement.state.skipped > limit and alarm is not None:
-            raise _stopped(training, step, alarm, f"that was skipped update {judgement.state.skipped} (limit {limit})")
+            raise _stopped(training, step, alarm, f"it was skipped update {judgement.state.skipped} (limit {limit})")
     if alarm is None:
         return None
     if judgement.verdict is not Verdict.ROLL_BACK:
         _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else RECORDED)
         return None
-    why = f"{judgement.state.nonfinite_in_a_row} in a row" if alarm.kind is NONFINITE else "it lasts"
+    why = f"{judgement.state.nonfinite_in_a_row} in a row" if alarm.kind is NONFINITE else "it persists"
     return _roll_back_or_stop(training, state, step, alarm, why)
 
 
@@ -59,12 +59,12 @@ def note_interrupted(training: Training) -> None:
     if not training.trainer.mesh.is_main:
         return
     if journal.rollbacks and not training.start_state.step:
-        say(f"  journal.jsonl is there: its {counted(journal.num_rollbacks, 'rollback')} and skips are repeated")
+        say(f"  repeating the {counted(journal.num_rollbacks, 'rollback')} and the skips of journal.jsonl")
     recorded = {row.get("rollback") for row in read_steps(incidents)}
     for one in journal.rollbacks:
         if one.number not in recorded:
             kind, action = INCIDENT_KINDS[one.what], f"rolled back to step {one.to}"
-            cause = "only journal.jsonl recorded it"
+            cause = "recorded only in journal.jsonl"
             record(incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
 
 
@@ -94,7 +94,7 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
     if len(ranks) > 1:
         replicas.suspected[step] = differing[0]
     which = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
-    cause = f"{which} has other weights than its replicas: {counted(len(differing), 'tensor')}, the first {differing[0].name}"
+    cause = f"{which} differs from its replicas in {counted(len(differing), 'tensor')}, first {differing[0].name}"
     alarm, why = Alarm(CORRUPTION, replicas.equal_at + 1, cause), f"they were equal at step {replicas.equal_at}"
     return _roll_back_or_stop(training, state, step, alarm, why, ranks)
 
@@ -108,7 +108,7 @@ def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]
     corrupt = difference.differing_from(sums_by_rank[rank][difference.key])
     if len(corrupt) < len(difference.sums):
         names = ", ".join(f"rank {rank}" for rank in corrupt)
-        alarm = Alarm(CORRUPTION, step + 1, f"the repeated steps show that {names} was wrong")
+        alarm = Alarm(CORRUPTION, step + 1, f"repeating the steps shows that {names} computed wrong weights")
         _report(training, step, alarm, RECORDED, rank=corrupt[0])
 
 
@@ -121,12 +121,12 @@ def _roll_back_or_stop(
     if training.journal.num_rollbacks_within(step - 1, ROLLBACK_STEPS) < limit:
         if checkpoint is not None:
             return _roll_back(training, step, alarm, checkpoint, ranks[0])
-        why += ", and there is no checkpoint from before it to roll back to"
+        why += ", and there is no earlier checkpoint to roll back to"
     elif limit:
-        why = f"it has not ended after {counted(limit, 'rollback')}"
+        why = f"it persists after {counted(limit, 'rollback')}"
     hint = ""
     if checkpoint is not None and not alarm.kind.is_hardware_fault:
-        hint = f"{alarm.kind.advice} A new run starts from before it with --set train.start={training.run.path} "
+        hint = f"{alarm.kind.advice} Start a new run from before it with --set train.start={training.run.path} "
         hint += f"--set train.start_step={checkpoint.step}"
     raise _stopped(training, step, alarm, why, hint)
 
@@ -153,7 +153,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
     newest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(checkpoint_steps(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
-    return next(iterate_verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
+    return next(iterate_verified(folder, by_preference, warn, "trying another checkpoint", mesh), None)
 
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
@@ -163,7 +163,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _begin(training, rollback)
     action = f"rolled back to step {rollback.to}; "
     if alarm.kind.is_hardware_fault:
-        action += "the same steps again"
+        action += "repeating the same steps"
     else:
         which = f" of steps {skipped[0] + 1:,} to {skipped[-1] + 1:,}" if skipped else ""
         action += f"skipped batches: {len(skipped):,}{which}; "

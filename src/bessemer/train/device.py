@@ -74,12 +74,12 @@ def choose(train: Train, local_rank: int = 0) -> Device:
     """
     has_cuda = torch.cuda.is_available()
     if train.device == "cuda" and not has_cuda:
-        raise InputError("train.device: cuda was asked for, but torch finds no CUDA device; use cpu or auto")
+        raise InputError("train.device: torch finds no CUDA device; use cpu or auto")
     kind = "cuda" if has_cuda and train.device != "cpu" else "cpu"
     torch_device, name = torch.device(kind), cpu_name()
     if kind == "cuda":
         if local_rank >= torch.cuda.device_count():
-            raise InputError(f"parallel: no GPU is left for process {local_rank} of this machine; start fewer here")
+            raise InputError(f"parallel: this machine has no GPU for its process {local_rank}; start fewer here")
         torch.cuda.set_device(local_rank)
         torch_device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")
@@ -91,7 +91,7 @@ def require_devices(device: Device, processes: int) -> None:
     """Raise InputError if this machine has fewer GPUs than processes."""
     if device.is_cuda and processes > torch.cuda.device_count():
         there = torch.cuda.device_count()
-        raise InputError(f"parallel: {processes} processes, but this machine has {there} GPUs; see `bessemer launch`")
+        raise InputError(f"parallel: {processes} processes, but this machine has {there} GPUs; use `bessemer launch`")
 
 
 def cpu_name() -> str:

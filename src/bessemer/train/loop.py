@@ -89,7 +89,7 @@ def train_here(
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
     if store.digest != spec.tokens_digest:
-        raise InputError(f"{store.folder}: the token shards have changed since the run was planned; put them back")
+        raise InputError(f"{store.folder}: the token shards have changed since the run was planned; restore them")
     if mesh.is_main:
         store.verify()
     store.is_verified = True  # the main process has verified it for all
@@ -107,7 +107,7 @@ def train_here(
     observe = observe or profiler or (lambda batches: batches)
     training = set_up(spec, run, store, device, mesh, heartbeat, journal, checkpoint, started, observe, score_tasks)
     if step := training.start_state.step:
-        say(f"  going on from step {step} of {spec.steps}")
+        say(f"  continuing from step {step} of {spec.steps}")
     note_interrupted(training)
     return train(training, [*members, *callbacks])
 
@@ -193,7 +193,7 @@ def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError
         _save_last(training, state, callbacks)
     training.clock.write(state.step, str(stopped_by))
     saved = f"everything is saved in {training.run.path}" if state.step else "nothing is saved yet"
-    saved = f"after step {state.step} of {training.steps}; {saved}; the same command continues"
+    saved = f"after step {state.step} of {training.steps}; {saved}; run the same command again to continue"
     if isinstance(stopped_by, BessemerError):
         raise BessemerError(f"{stopped_by}; stopped {saved}")
     raise Stopped(f"stopped by {stopped_by} {saved}")

@@ -38,16 +38,16 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
     if complaint := layout.batch_complaint(sequences, train.micro_batch):
         raise InputError(complaint)
     if layout.world > 1 and train.optimizer.state == "8bit":
-        raise InputError("train.optimizer.state: 8bit is for one process; over several take fp32 with parallel.shard")
+        raise InputError("train.optimizer.state: 8bit needs one process; with several, use fp32 and parallel.shard")
     if layout.pipeline > 1 and train.is_frozen:
-        raise InputError("train.classify.frozen: a pipeline would train its last stage only; set parallel.pipeline = 1")
+        raise InputError("train.classify.frozen: a pipeline would train only its last stage; set parallel.pipeline = 1")
     batches = train.batches(length)
     unit = layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
         if size % unit:  # ranks with fewer micro-batches would leave the others waiting in a collective
             raise InputError(
-                f"train.batch_ramp: the {size} sequences of step {step + 1} do not divide by {unit} (replicate x shard, and in a "
+                f"train.batch_ramp: the {size} sequences of step {step + 1} are not divisible by {unit} (replicate x shard, in a "
                 "pipeline x train.micro_batch); make start_tokens and train.micro_batch multiples of it, or remove the ramp"
             )
         validity.require_valid(config, layout, -(-size // (layout.data * train.micro_batch)))

@@ -149,7 +149,7 @@ def require_torchao(key: str) -> None:
         import torchao.float8
         import torchao.optim  # noqa: F401
     except ImportError as error:
-        raise InputError(f"{key}: torchao cannot be loaded ({error}); pip install 'bessemer[lowbit]'") from None
+        raise InputError(f"{key}: torchao cannot be loaded ({error}); run pip install 'bessemer[lowbit]'") from None
 
 
 def linear_of(precision: Precision, device: torch.device) -> LinearFunction:
@@ -225,4 +225,4 @@ def require_fp8(config: ModelConfig, layout: Parallel, micro_batch: int) -> None
     }  # fmt: skip
     for name, size in sizes.items():
         if size % TILE:
-            raise InputError(f"{name} = {size} is not a multiple of {TILE}, which fp8 needs; or use bf16")
+            raise InputError(f"{name} = {size} is not a multiple of {TILE}, as fp8 needs; change it, or use bf16")

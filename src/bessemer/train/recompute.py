@@ -83,8 +83,8 @@ def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, de
     budget, least = budget_bytes(train, device), memory.total - memory.fragmentation
     if least > budget:
         raise InputError(
-            f"train.memory_budget: a step takes {size(least)} even with every block recomputed ({size(base)} of it without a "
-            f"model), more than the {size(budget)} given; give more, or lower train.micro_batch or train.loss_chunk"
+            f"train.memory_budget: {size(budget)} are too few: a step takes {size(least)} with every block recomputed, "
+            f"{size(base)} of them without a model; increase it, or lower train.micro_batch or train.loss_chunk"
         )
 
 

@@ -48,10 +48,10 @@ from bessemer.train.task import config_of
 NEIGHBOURS = 16  # number of batches around the step to compare it with
 SAME_RESULT = 0.01  # relative difference within which two precisions agree, so that the precision is not at fault
 MEANINGS = {
-    "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
-    "numerics": "in higher precision the step is healthy: a number left the range, or the rounding, of its precision",
+    "transient": "the step is not reproducible: a fault of memory, a device or a link, not of the training",
+    "numerics": "the step is normal in higher precision: the precision of the run is too low for it",
     "data": "the batch is an outlier among its neighbours with the same weights",
-    "state": "the neighbouring batches are as bad with the same weights: earlier steps made them so",
+    "state": "neighbouring batches are as bad with the same weights: earlier steps damaged the weights",
     "none": "nothing is wrong with this step",
 }
 
@@ -78,7 +78,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     if incident is not None and incident["step"] == step:
         recorded.setdefault(step, _figures(incident))
     if incident is None and not 1 <= step <= (last := max([*recorded, *checkpoint_steps(run.checkpoints)], default=0)):
-        raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")
+        raise InputError(f"--step {step}: the run has not completed this step; use one of 1 to {last}")
     checkpoint = _checkpoint_before(run, step, journal)
     with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
         training = _training(recipe, run, checkpoint, journal, Path(place) / "replay")
@@ -182,7 +182,7 @@ def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
 def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
     """Return the newest verified checkpoint before `step` that no rollback undid; None for the start of the run."""
     steps = [number for number in reversed(checkpoint_steps(run.checkpoints)) if 0 < number < step]
-    for checkpoint in iterate_verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
+    for checkpoint in iterate_verified(run.checkpoints, steps, warn, "trying an earlier checkpoint"):
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
         if num_rollbacks <= journal.num_rollbacks and journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint

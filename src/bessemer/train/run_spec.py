@@ -119,7 +119,7 @@ class RunSpec:
         try:
             return cls.of(load_resolved(run.recipe), read_json_or_none(run.plan) or {}, run)
         except KeyError as error:
-            raise InputError(f"{run.plan}: lacks {error}; `bessemer train {run.path}` plans the run again") from None
+            raise InputError(f"{run.plan}: {error} is missing; run `bessemer train {run.path}` again") from None
 
 
 def start_of(recipe: ResolvedRecipe, run: RunDirectory) -> Start:

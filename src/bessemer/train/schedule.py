@@ -65,7 +65,7 @@ def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> fl
     try:
         share = rule.share(Update(step, steps, warmup, progress, schedule.final_share))
         if not 0.0 <= share < math.inf:
-            raise ValueError(f"returned {share}; return a share of the peak, from 0 on")
+            raise ValueError(f"returned {share}; return a share of the peak, 0 or more")
     except Exception as error:
         raise failure(rule, "share", error, f"step {step + 1} of {steps}") from error
     return float(share)

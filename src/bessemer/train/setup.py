@@ -236,7 +236,6 @@ def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recip
     """
 
     def on_damage(damage: Damage) -> None:
-        warn(damage)
         if mesh.is_main:
             record_damage(run, damage)
 
@@ -253,7 +252,8 @@ def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recip
 
 
 def record_damage(run: RunDirectory, damage: Damage) -> None:
-    """Record an incident for a checkpoint that does not verify."""
+    """Warn of a checkpoint that does not verify, and record an incident."""
+    warn(damage)
     newest = max(checkpoint_steps(run.checkpoints), default=0)
     record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
 
@@ -262,7 +262,7 @@ def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
     """Return the number of rollbacks before a checkpoint. Raises InputError if the journal has fewer."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
-        journal.refuse(f"the checkpoint of step {checkpoint.step} knows", num_rollbacks)
+        journal.refuse(f"the checkpoint of step {checkpoint.step} has", num_rollbacks)
     return num_rollbacks
 
 

@@ -61,8 +61,8 @@ def require_source(source: str | None, config: ModelConfig) -> None:
         return
     folder = local_folder(source)
     if config.positions == "learned" and config.sequence_length > config.max_positions:
-        has = f"{folder} has {config.max_positions} positions"
-        raise InputError(f"tokens.sequence_length: {config.sequence_length}, but {has}")
+        has = f"{folder} has only {config.max_positions} positions"
+        raise InputError(f"tokens.sequence_length: {config.sequence_length} is too long: {has}; reduce it")
     require_weights(folder, config)
 
 
@@ -75,7 +75,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     """
     run = RunDirectory(folder)
     if not run.checkpoints.is_dir():
-        raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
+        raise InputError(f"train.start: {folder}: not a trained run; set it to the folder of one")
     require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
     checkpoint: SavedCheckpoint | None = None
     if step is not None:
@@ -83,19 +83,19 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     elif checkpoint_steps(run.checkpoints):
         checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
-        raise InputError(f"train.start: {folder}: no checkpoint; train that run first, or put its checkpoints back")
+        raise InputError(f"train.start: {folder}: has no checkpoint; train that run first, or restore its checkpoints")
     theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), trainer.model.config.to_dict()
     options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
-    different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
+    different = [f"{key}: {there} there, here {here}" for key, (there, here) in options.items() if there != here]
     if different:
-        raise InputError(f"train.start: {folder}: another [model] ({'; '.join(different[:4])}); give the same options")
+        raise InputError(f"train.start: {folder}: its [model] differs ({'; '.join(different[:4])}); use the same")
     part = "ema" if "ema" in checkpoint else "model"  # the weights that evaluation and export use
     stored, own = checkpoint.contents[part], dict(trainer.model.named_parameters())
     fitting = {name: one for name, one in own.items() if name in stored and stored[name].shape == tuple(one.shape)}
     for name in (*own, *stored):
         if name not in fitting and not name.startswith(HEADS):
             raise InputError(
-                f"train.start: {checkpoint.folder}: {name} is not that of this [model]; give the same values"
+                f"train.start: {checkpoint.folder}: {name} differs from this [model]; use the same options"
             )
     checkpoint.fill(part, fitting.items())
     new = own.keys() - fitting.keys()

@@ -61,7 +61,7 @@ def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
     """Raise InputError if the token shards are not those that a checkpoint was trained on."""
     if checkpoint.facts["data"] != store.digest:
         since = f"have changed since {checkpoint_name(checkpoint.step)} was saved"
-        raise InputError(f"{store.folder}: the token shards {since}; put them back, or train with another run.name")
+        raise InputError(f"{store.folder}: the token shards {since}; restore them, or train with another run.name")
 
 
 def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, Any]]:
@@ -164,8 +164,8 @@ class Saver:
             self._write(state)
         except (BessemerError, OSError) as error:
             raise BessemerError(
-                f"the checkpoint of step {state.step} could not be saved ({error}). Fix that and run the same command: it "
-                f"continues from {self._last_good()}"
+                f"the checkpoint of step {state.step} could not be saved: {error}. Fix that, and run the same command "
+                f"again to continue from {self._last_good()}"
             ) from error
 
     def finish(self, state: TrainState) -> None:
@@ -186,9 +186,9 @@ class Saver:
             self._mirror.follow(self._report_mirror)
 
     def _report_mirror(self, message: str) -> None:
-        warn(f"{message}; training continues, the next checkpoint tries again")
+        warn(f"{message}; the training continues, and the next checkpoint tries again")
         step = (checkpoint_steps(self._run.checkpoints) or [0])[-1]
-        record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
+        record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training continued")
 
     def _retention(self, state: TrainState) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps
@@ -209,14 +209,14 @@ class Saver:
             if not isinstance(error, BackgroundFailure):  # a BackgroundFailure already names its step
                 cause = f"the checkpoint of step {state.step} failed: {cause}"
             self._best = None
-            warn(f"{cause}; training goes on, the next one tries again; the last good one: {self._last_good()}")
+            warn(f"{cause}; the training continues and the next save tries again; last good one: {self._last_good()}")
             if self._trainer.mesh.is_main:
                 incidents = self._run.incidents
-                record(incidents, CHECKPOINT_FAILED, step=state.step, cause=cause, action="training went on")
+                record(incidents, CHECKPOINT_FAILED, step=state.step, cause=cause, action="training continued")
 
     def _last_good(self) -> str:
         steps = checkpoint_steps(self._run.checkpoints)
-        return f"step {steps[-1]}" if steps else "the beginning"
+        return f"step {steps[-1]}" if steps else "the start"
 
     def __enter__(self) -> Self:
         return self
@@ -226,7 +226,7 @@ class Saver:
             self._async.__exit__(*error)
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
         if ends_well and self._mirror is not None and not self._mirror.finish():
-            self._report_mirror(f"{self._mirror.place}: this mirror is still being written and is left behind")
+            self._report_mirror(f"{self._mirror.place}: copying to the mirror did not finish in time")
 
 
 @dataclass(frozen=True)

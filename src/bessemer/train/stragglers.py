@@ -54,8 +54,8 @@ class Stragglers:
             self._slow_in_a_row[rank] = self._slow_in_a_row[rank] + 1 if one > SLOW_FACTOR * median else 0
             if self._slow_in_a_row[rank] == PERSISTENT and self._mesh.is_main:
                 slower = f"rank {rank} on {host} is {one / median - 1:.0%} slower than the median of the ranks"
-                cause = f"{slower}: a matmul takes {step_time(one)}, there {step_time(median)}"
-                warn(f"step {step}: {cause}; all others wait for it")
+                cause = f"{slower}: a matmul takes {step_time(one)}, the median {step_time(median)}"
+                warn(f"step {step}: {cause}; all other ranks wait for it")
                 record(self._incidents, STRAGGLER, step=step, cause=cause, rank=rank, host=host)
 
 

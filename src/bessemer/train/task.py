@@ -246,7 +246,7 @@ class Examples:
     def of(cls, objective: Objective, recipe: Recipe, store: TokenStore) -> Self:
         """Read the tokenizer of a run. Raises InputError if an encoder's tokenizer has no mask token."""
         if store.mask_token is None and objective.model == "encoder":
-            raise InputError(f"{store.folder}: no mask token; write the tokens again, with train.objective = masked")
+            raise InputError(f"{store.folder}: no mask token; write the tokens again with train.objective = masked")
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         tokenizer.mask_token = store.mask_token
         return cls(objective, key_of("masks", recipe.run.seed), tokenizer, store.token_bytes > 0)
@@ -308,14 +308,14 @@ def require_objective(
     train, layout = recipe.train, recipe.parallel
     objective, kind = objective_of(train), "decoder" if config.causal else "encoder"
     if objective.model not in (kind, "either"):
-        remedy = "take another objective or model.family"
-        raise InputError(f"train.objective: {train.objective} trains {objective.model}s, the model is {kind}; {remedy}")
+        remedy = "use another objective or model.family"
+        raise InputError(f"train.objective: {train.objective} trains {objective.model}s, not {kind}s; {remedy}")
     if objective.model == "encoder" and not (changes(objective, "example") and recipe.predicts_hidden):
         raise InputError(f"train.objective: {objective.name}: an encoder needs the method example, and model.family")
     keys = {"train.z_loss": train.z_loss}
     keys |= {f"parallel.{axis}": getattr(layout, axis) - 1 for axis in ("tensor", "context", "pipeline")}
     for key in (key for key, value in keys.items() if value and changes(objective, "loss")):
-        raise InputError(f"{key}: does not go with the loss of {objective.name}; leave it out")
+        raise InputError(f"{key}: not supported with the loss of {objective.name}; remove it")
     if tokenizer is not None and not train.objective_rule.is_built_in:
         _try(objective, recipe, tokenizer())
 
@@ -329,7 +329,7 @@ def _try(objective: Objective, recipe: ResolvedRecipe, tokenizer: Tokenizer) -> 
     for number in range(TRIED_SAMPLES):
         once, again = (examples.example(number, tokens[:-1].copy(), tokens[1:].copy(), starts) for _ in range(2))
         if not np.array_equal(once, again):
-            why = "example differs for the same sequence; take random numbers from sample.random"
+            why = "`example` is not deterministic; take random numbers from sample.random"
             raise InputError(f"train.objective: {objective.name}: {why}")
     places = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     logits, target = torch.zeros(1, size, requires_grad=True), torch.tensor([once[1].max()])

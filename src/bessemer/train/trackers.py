@@ -52,7 +52,7 @@ class Tracker:
             call()
         except Exception as error:
             self.has_failed = True
-            warn(f"report: {self.name} failed ({first_line(error)}); the training goes on without it")
+            warn(f"report: {self.name} failed ({first_line(error)}); the training continues without it")
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
         try:
             found.append(openers[name](recipe, run, known))
         except Exception as error:  # any error of the tracker's code, the network or the service
-            warn(f"report.trackers: {name} did not start ({first_line(error)}); the training goes on without it")
+            warn(f"report.trackers: {name} did not start ({first_line(error)}); the training continues without it")
     if recipe.report.trackers:
         write_json(place, known)
     return found

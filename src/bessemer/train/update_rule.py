@@ -66,7 +66,7 @@ class UpdateRule(ExtensionBase, ABC):
         super().__pydantic_init_subclass__(**kwargs)
         names = (*cls.moments, *cls.others)
         if isinstance(cls.moments, str) or len({*names}) < len(names) or not all(map(str.isidentifier, names)):
-            raise TypeError(f"{cls.__name__}: moments is no tuple of names, all different from those of others")
+            raise TypeError(f"{cls.__name__}: moments must be a tuple of names, which differ from those of others")
 
     @abstractmethod
     def direction(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], update: ParameterUpdate) -> Tensor:

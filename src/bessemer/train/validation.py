@@ -60,7 +60,7 @@ class Validation:
         """The main score, for the progress bar."""
         if self.bits_per_byte is not None:
             return f"bpb {self.bits_per_byte:.3f}"
-        return f"right {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
+        return f"accuracy {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
 
 
 @torch.no_grad()

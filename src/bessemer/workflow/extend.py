@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
-from bessemer.checkpoint.protocol import Damage, drop_newer, iterate_verified
+from bessemer.checkpoint.protocol import drop_newer, iterate_verified
 from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
@@ -56,13 +56,8 @@ def extension_start(
         there |= set(mirror.steps())  # only the newest was fetched when local checkpoints were lost
     by_age = sorted((step for step in there if step <= last), reverse=True)
 
-    def on_damage(damage: Damage) -> None:
-        warn(damage)
-        record_damage(run, damage)
-
-    in_order = iterate_verified(
-        run.checkpoints, by_age, on_damage, "trying the next older checkpoint", refetch=partial(refetch, stored, run)
-    )
+    on_damage, fetch = partial(record_damage, run), partial(refetch, stored, run)
+    in_order = iterate_verified(run.checkpoints, by_age, on_damage, "trying the next older checkpoint", refetch=fetch)
     checkpoint = next(in_order, None)
     if checkpoint is None:
         raise InputError(f"train.steps: {run.checkpoints}: no undamaged checkpoint up to step {last:,}; {new_run(run)}")

@@ -45,7 +45,7 @@ def try_rule(config: ResolvedOptimizer) -> None:
         optimizer.step(number=number)
     if not all(bool(weight.isfinite().all()) for weight in weights):
         raise InputError(
-            f"train.optimizer.kind: {type(config.rule).__name__}.direction is not finite for gradients of 1"
+            f"train.optimizer.kind: {type(config.rule).__name__}.direction returns non-finite values for gradients of 1"
         )
 
 
@@ -67,7 +67,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         for group in groups:
             if group["rule"].needs_whole and group["state"] == "8bit":
                 raise InputError(
-                    f"train.optimizer.state: 8bit needs a rule that works on shards, and {group['kind']} does not"
+                    f"train.optimizer.state: {group['kind']} needs whole tensors, which 8bit does not support; use fp32"
                 )
         self.group_of = {weight: group for group in groups for weight in group["params"]}
         super().__init__(groups, {})
@@ -142,8 +142,8 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
         if name not in stored or stored[name].dtype != str(value.dtype):
             has, keeps = stored[name].dtype if name in stored else "missing", value.dtype
             raise BessemerError(
-                f"checkpoint: the optimizer state {name} is {has}, but this recipe's train.optimizer keeps {keeps}; continue "
-                "with the recipe it was trained with, or start over with --restart"
+                f"checkpoint: the optimizer state {name} is {has}, but train.optimizer needs {keeps}; restore the recipe of the "
+                "run, or start over with --restart"
             )
     checkpoint.fill("optimizer", targets)
 

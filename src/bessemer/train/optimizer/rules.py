@@ -46,7 +46,7 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
     named = dict(model.named_parameters())
     tied = model.config.is_tied
     if tied and config.base_width is not None:
-        raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
+        raise InputError("train.optimizer.base_width: needs an untied output head; set model.tie_embeddings = false")
     collected: dict[tuple[Kind, UpdateRule, float, float], list[str]] = {}
     for name, parameter in named.items():
         if not parameter.requires_grad:
@@ -130,7 +130,7 @@ def directed(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
             for key, value in state.items():
                 _require_like(f"state[{key!r}]", copies.get(key), value)
             if copies.keys() != state.keys() or weight._version != version:
-                raise ValueError("change neither the weight nor the names of the state; return the direction")
+                raise ValueError("changed the weight or the names of the state; only return the direction")
         except Exception as error:
             raise failure(rule, "direction", error, f"step {group['step'] + 1}, {name}") from error
         for key, value in state.items():
