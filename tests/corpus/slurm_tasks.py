@@ -24,14 +24,6 @@ class Square(Task):
     def folder(self) -> Path:
         return self.work / "squares" / str(self.number)
 
-    @property
-    def inputs(self) -> str:
-        return "square"
-
-    @property
-    def size(self) -> int:
-        return 1
-
     def __str__(self) -> str:
         return f"square {self.number}"
 
@@ -46,3 +38,8 @@ class Square(Task):
         if self.trouble == "waits":
             time.sleep(60)
         return {"square": self.number**2}
+
+
+def square(work: Path, number: int, trouble: str = "") -> Square:
+    """Return the task that squares `number`."""
+    return Square(work, "square", 1, number, trouble)

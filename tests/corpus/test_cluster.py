@@ -126,7 +126,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
 def test_a_failure_on_a_worker_is_raised_unchanged(of: Recipe, address: str, run: RunDirectory) -> None:
     list(run_on_ray([], on_ray(of, address).corpus))
-    task = partition.Partition(run.path, 0, "s", ())
+    task = partition.Partition(run.path, "partition 5", 0, 0, "s", ())
     with pytest.raises(InputError, match="context.json: no such file"):
         list(run_on_ray([task], on_ray(of, address).corpus))
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from slurm_tasks import Square
+from slurm_tasks import square
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError
@@ -47,11 +47,11 @@ def test_a_task_survives_a_round_trip_through_json(work: AnyPath) -> None:
 
 def test_failures_of_tasks_are_raised_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
-    assert failure_of(answer(Square(tmp_path, 1).to_json())) is None
-    expected = failure_of(answer(Square(tmp_path, 2, "fails").to_json()))
+    assert failure_of(answer(square(tmp_path, 1).to_json())) is None
+    expected = failure_of(answer(square(tmp_path, 2, "fails").to_json()))
     assert isinstance(expected, InputError) and str(expected) == "square 2: what, where"
     (tmp_path / "a" / "made").mkdir(parents=True)
-    of_system = failure_of(answer(Square(tmp_path / "a", 3).to_json()))
+    of_system = failure_of(answer(square(tmp_path / "a", 3).to_json()))
     assert isinstance(of_system, IsADirectoryError) and of_system.filename == str(tmp_path / "a" / "made")
 
 
@@ -62,7 +62,7 @@ def test_an_invalid_task_in_a_queue_is_one_error_and_runs_nothing(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
-    task, queue = Square(tmp_path, 1), tmp_path / "queue"
+    task, queue = square(tmp_path, 1), tmp_path / "queue"
     fields = json.loads(task.to_json())
     monkeypatch.setenv(extensions.TRUSTED, "{}")  # `to_json` accepts a class of any file
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass")

@@ -17,7 +17,7 @@ import pytest
 import slurm_commands
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
-from slurm_tasks import Square
+from slurm_tasks import Square, square
 
 from bessemer.common import extensions, interrupt
 from bessemer.common.errors import BessemerError, InputError
@@ -60,7 +60,7 @@ def squares(tasks: list[Square], workers: int = 2) -> list[int]:
 def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
     work = tmp_path / "it's a %work folder"
     work.mkdir()
-    tasks = [Square(work, number) for number in range(12)]
+    tasks = [square(work, number) for number in range(12)]
     assert squares(tasks) == [number**2 for number in range(12)]
     assert sorted(map(int, (work / "made").read_text().split())) == list(range(12))
     assert slurm_commands.states(cluster / "1") == ["COMPLETED"] * 8, "an array that did all is not cancelled"
@@ -88,7 +88,7 @@ def test_options_reach_the_script(tmp_path: Path) -> None:
 
 
 def test_tasks_of_lost_jobs_are_resubmitted_unless_one_task_kills_every_job(cluster: Path, tmp_path: Path) -> None:
-    tasks = [Square(tmp_path / "a", number, "dies once" if number == 3 else "") for number in range(8)]
+    tasks = [square(tmp_path / "a", number, "dies once" if number == 3 else "") for number in range(8)]
     tasks[0].work.mkdir()
     assert squares(tasks) == [number**2 for number in range(8)]
     assert (tmp_path / "a" / "made").read_text().split().count("3") == 2
@@ -96,13 +96,13 @@ def test_tasks_of_lost_jobs_are_resubmitted_unless_one_task_kills_every_job(clus
     with pytest.raises(
         BessemerError, match=r"square 0: its worker ended 3 times \(1 job NODE_FAIL\).*corpus.slurm.memory"
     ):
-        squares([Square(tmp_path, 0, "dies"), Square(tmp_path, 1)])
+        squares([square(tmp_path, 0, "dies"), square(tmp_path, 1)])
     assert calls(cluster, "sbatch") == 5
-    assert Square(tmp_path, 1).receipt() is not None
+    assert square(tmp_path, 1).receipt() is not None
 
 
 def test_a_failure_is_raised_unchanged_and_ends_the_array(cluster: Path, tmp_path: Path) -> None:
-    tasks = [Square(tmp_path, 0, "fails"), Square(tmp_path, 1, "waits")]
+    tasks = [square(tmp_path, 0, "fails"), square(tmp_path, 1, "waits")]
     with pytest.raises(InputError, match="^square 0: what, where$"):
         squares(tasks)
     assert "CANCELLED" in slurm_commands.states(cluster / "1")
@@ -117,7 +117,7 @@ def test_a_cancelled_array_is_not_resubmitted(cluster: Path, tmp_path: Path) -> 
     thread = threading.Thread(target=cancel)
     thread.start()
     with pytest.raises(BessemerError, match="array 1 was cancelled"):
-        squares([Square(tmp_path, 0, "waits")])
+        squares([square(tmp_path, 0, "waits")])
     thread.join()
     assert calls(cluster, "sbatch") == 1
 
@@ -131,11 +131,11 @@ def test_jobs_that_cannot_start_are_shown_at_once(
         why = rf"no job of Slurm's array {number} did anything \(1 job FAILED\).*module: command not found"
         began = time.monotonic()
         with pytest.raises(BessemerError, match=why):
-            list(worker.run_tasks("squaring", "tasks", [Square(tmp_path, 0)], 1, array))
+            list(worker.run_tasks("squaring", "tasks", [square(tmp_path, 0)], 1, array))
         assert time.monotonic() - began < 600, "no task began, so there are no results to wait for"
     (cluster / "refuses").touch()
     with pytest.raises(BessemerError, match="sbatch refused the array of 1 job: .*Invalid partition name"):
-        squares([Square(tmp_path, 0)])
+        squares([square(tmp_path, 0)])
 
 
 def test_a_stop_ends_the_array_and_so_does_the_next_build(
@@ -157,12 +157,12 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
     for name in "ab":
         (tmp_path / name).mkdir()
         with pytest.raises(KeyboardInterrupt):
-            squares([Square(tmp_path / name, 0, "waits")])
+            squares([square(tmp_path / name, 0, "waits")])
         (tmp_path / name / "over").touch()
     assert slurm_commands.states(cluster / "1") == ["CANCELLED"]
     assert slurm_commands.states(cluster / "2") == ["RUNNING"], "its driver was killed"
     monkeypatch.setattr(slurm, "_cancel", whole)
-    assert [done["square"] for done in worker.run_tasks("s", "tasks", [Square(tmp_path / "b", 0)], 1, Corpus())] == [0]
+    assert [done["square"] for done in worker.run_tasks("s", "tasks", [square(tmp_path / "b", 0)], 1, Corpus())] == [0]
     assert slurm_commands.states(cluster / "2") == ["CANCELLED"]
     assert not list((tmp_path / "b" / "slurm").iterdir())
 

@@ -54,7 +54,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
             tally.merge(done["counts"])
         buckets, _ = run_global_steps(corpus, work, buckets_of(work, receipts), "sample", tally.passed)
         for bucket in buckets:
-            published = PublishBucket(work, bucket, "sample").run()
+            published = PublishBucket(work, "sample", bucket.size, bucket).run()
             funnels[bucket.source].add(from_plain(published["funnel"], Funnel))
     total = totals(funnels.values())
     return {
@@ -83,7 +83,7 @@ def _partitions(corpus: Corpus, listings: dict[str, Listing], count: int, work: 
         limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
         parts = plan(limited, listings[source.name].read)
         parts = parts[:: max(len(parts) // wanted, 1)]
-        partitions.append(Partition(work, number, source.name, tuple(parts), wanted))
+        partitions.append(Partition(work, "sample", wanted, number, source.name, tuple(parts), wanted))
     return partitions
 
 

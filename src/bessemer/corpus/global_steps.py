@@ -104,21 +104,11 @@ class BucketPart(DocumentPart):
 class StepTask(Task):
     """A task of a step on one part or range (`number`). Its output folder is named after the class."""
 
-    made_of: str  # digest of the documents that the step reads
     number: int
-    amount: int  # number of documents, as a measure of work
-
-    @property
-    def size(self) -> int:
-        return self.amount
 
     @property
     def folder(self) -> AnyPath:
         return self.result(type(self).__name__, self.number)
-
-    @property
-    def inputs(self) -> str:
-        return self.made_of
 
     def __str__(self) -> str:
         return f"{self.work.name}, {type(self).__name__} {self.number}"
@@ -181,14 +171,14 @@ class CorpusDocuments:
         """Run one task per part. `sizes` is the work of each part, and `reads` passes the part itself to its task."""
         numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
         return self.perform([
-            task(self.folder, self.made_of, number, size, **more, **({"part": part} if reads else {}))
+            task(self.folder, self.made_of, size, number, **more, **({"part": part} if reads else {}))
             for number, (part, size) in numbered
         ])  # fmt: skip
 
     def on_ranges(self, task: type[StepTask], num_ranges: int, **more: Any) -> Receipts:
         """Run one task for each of `num_ranges` ranges."""
         size = sum(self.sizes) // max(num_ranges, 1)
-        return self.perform([task(self.folder, self.made_of, number, size, **more) for number in range(num_ranges)])
+        return self.perform([task(self.folder, self.made_of, size, number, **more) for number in range(num_ranges)])
 
 
 class DocumentVerdict(NamedTuple):

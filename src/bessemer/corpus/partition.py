@@ -61,19 +61,12 @@ BUCKETS_KEY = b"buckets"  # key of the file metadata with the bucket of each row
 
 @dataclass(frozen=True)
 class Partition(Task):
-    """A task that cleans and counts some parts of one source."""
+    """A task that cleans and counts some parts of one source. Its size is the number of bytes to read."""
 
     number: int
     source: str
     parts: tuple[Part, ...]
     max_documents: int | None = None  # sample this many documents evenly from the parts; None to read all
-
-    inputs = "partition 5"
-
-    @property
-    def size(self) -> int:
-        """Number of bytes to read."""
-        return sum(part.size for part in self.parts)
 
     @property
     def folder(self) -> AnyPath:
@@ -121,7 +114,10 @@ def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
     largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
     limit = min(max(num_bytes // PARTITIONS, smallest), largest)
     groups = [(source, group) for source, some in parts.items() for group in in_groups(some, limit, attrgetter("size"))]
-    return [Partition(work, number, source, group) for number, (source, group) in enumerate(groups)]
+    return [
+        Partition(work, "partition 5", sum(part.size for part in group), number, source, group)
+        for number, (source, group) in enumerate(groups)
+    ]
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _build(
     buckets = buckets_of(work, receipts)
     passed = sum(tally.passed for tally in tallies.values())
     buckets, steps = run_global_steps(corpus, work, buckets, cleaned, passed)
-    tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
+    tasks = [PublishBucket(work, digest("bucket 4", cleaned, bucket.size), bucket.size, bucket) for bucket in buckets]
     funnels = _publish(corpus, partitions, tasks, tallies, steps)
     _count_not_read(funnels, listings)
     total = totals(funnels.values())

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context, rows_together
@@ -88,25 +87,13 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class PublishBucket(Task):
-    """A task that writes and counts one bucket's documents and rejected documents.
-
-    `decided` is the digest of the global steps.
-    """
+    """A task that writes and counts one bucket's documents and rejected documents."""
 
     bucket: Bucket
-    decided: str
-
-    @property
-    def size(self) -> int:
-        return self.bucket.size
 
     @property
     def folder(self) -> AnyPath:
         return self.work / "published" / self.bucket.source / f"{self.bucket.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return digest("bucket 4", self.decided, self.bucket.size)
 
     def __str__(self) -> str:
         return f"source {self.bucket.source}, bucket {self.bucket.number}"

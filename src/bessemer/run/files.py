@@ -18,27 +18,22 @@ STAGE_FILE = "stage.json"
 MAX_JSON_BYTES = 1 << 28  # ten times the checkpoint manifest of thousands of processes
 
 
-def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None:
-    """Replace a file atomically, so that after a crash it holds either the old or the new content.
-
-    Without `is_durable`, a power loss may lose both.
-    """
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Replace a file atomically, so that after a crash it holds either the old or the new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
         with open(temporary, "wb") as file:
             file.write(raw)
             file.flush()
-            if is_durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:  # as for a full disk
             error.filename = str(path)
         raise
-    if is_durable:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def require_output_path(path: Path, option: str, mark: str) -> Path:
@@ -63,9 +58,9 @@ def require_output_path(path: Path, option: str, mark: str) -> Path:
     return path
 
 
-def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
-    """Write a value as indented JSON, atomically; `is_durable` as in `write_atomic`."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", is_durable)
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def read_json(path: Path, command: str | None = None) -> Any:

@@ -57,15 +57,15 @@ def restore_replaced(checkpoints: Path) -> None:
                 os.rename(replaced, target)
 
 
-def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = None, **facts: Any) -> None:
+def mark_stage(folder: Path, inputs: str, known: Any = None, **facts: Any) -> None:
     """Write the receipt of a staged folder: its inputs, and size and SHA-256 of its files.
 
-    Call it last, before publishing. `is_durable` is as in `write_atomic`, and `known` as in `fingerprints`.
+    Call it last, before publishing. `known` is as in `fingerprints`.
     """
     (folder / STAGE_FILE).unlink(missing_ok=True)  # a receipt left by a stop before the rename is not an output
     files = fingerprints(folder, known)
     outputs, hashes = ({name: of[key] for name, of in files.items()} for key in ("bytes", "sha256"))
-    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts}, is_durable)
+    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts})
 
 
 def stage_is_current(folder: Path, inputs: str) -> bool:

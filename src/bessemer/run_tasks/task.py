@@ -114,29 +114,21 @@ class Task(ABC):
 
     Attributes:
         work: The work folder.
+        inputs: Digest or name of what the result depends on besides the inputs of the build.
+        size: Amount of work, for the progress bar.
         stage: The stage of the run, which errors name.
-        is_durable: Sync the result to disk; otherwise a power loss may lose it.
     """
 
     work: AnyPath
+    inputs: str
+    size: int
 
     stage: ClassVar[str] = "corpus"
-    is_durable: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def folder(self) -> AnyPath:
         """Folder of the result."""
-
-    @property
-    @abstractmethod
-    def inputs(self) -> str:
-        """Digest or name of what the result depends on besides the inputs of the build."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Amount of work, for the progress bar."""
 
     @property
     def progress(self) -> Path | None:
@@ -158,7 +150,7 @@ class Task(ABC):
         import pyarrow as pa
 
         with expected_errors(f"{self.stage}: {self}"):
-            recorded = build_once(self.folder, self.inputs, self.make, self.is_durable)
+            recorded = build_once(self.folder, self.inputs, self.make)
         pa.default_memory_pool().release_unused()
         return recorded
 
@@ -214,9 +206,7 @@ def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
     return done
 
 
-def build_once(
-    folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
-) -> dict[str, Any]:
+def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Return the receipt of `folder`, after `make` has filled it if it is not finished.
 
     `make` fills a temporary folder, which is then renamed. The receipt has what `make` returns, and all file sizes.
@@ -224,24 +214,23 @@ def build_once(
     """
     if is_complete(folder, inputs):
         return read_receipt(folder)
-    above, is_durable = (None, False) if isinstance(folder, StorePath) else (folder.parent, is_durable)
+    above = None if isinstance(folder, StorePath) else folder.parent
     if above is not None:
         above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(TEMPORARY, ".", above, ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / folder.name
         made.mkdir()
         facts = make(made)
-        for path in made.rglob("*") if is_durable else ():
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        mark_stage(made, inputs, is_durable, **facts)
+        for path in filter(Path.is_file, made.rglob("*")):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        mark_stage(made, inputs, **facts)
         recorded = read_receipt(made)
         if isinstance(folder, StorePath):
             _upload(made, folder)
         else:
             _rename(made, folder, inputs)
-    if above is not None and is_durable:
+    if above is not None:
         sync_folder(above)
     return recorded
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ BATCH_CHARACTERS = 1 << 20  # characters of text that are encoded at a time
 TEXTS = "texts.parquet"
 READING = 10  # reading a text is this many times faster than encoding it
 COPYING = 20  # copying and hashing a shard is this many times faster than encoding its text
+GroupTask = TypeVar("GroupTask", bound="RowGroupTask")
 Span = tuple[int, int, int]  # number of the task that encoded, first document in its shard, end
 Splits = dict[str, dict[str, Any]]  # `ShardWriter.facts` by SOURCE/SPLIT
 
@@ -101,38 +102,38 @@ def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
 
 @dataclass(frozen=True)
 class RowGroupTask(Task):
-    """A task on the row groups [first, end) of a corpus file.
+    """A task on the row groups [first, end) of a corpus file. Its size is the bytes of their text.
 
     Attributes:
         number: Number of the task.
         path: The file.
         first: The first row group.
         end: The row group after the last one.
-        num_bytes: Bytes of their text.
     """
 
     number: int
     path: AnyPath
     first: int
     end: int
-    num_bytes: int
 
-    stage, inputs = "tokens", "text"
+    stage = "tokens"
     kind: ClassVar[str]  # folder of the results in WORK
 
     @property
     def folder(self) -> AnyPath:
         return self.work / self.kind / f"{self.number:06d}"
 
-    @property
-    def size(self) -> int:
-        return self.num_bytes
-
     def __str__(self) -> str:
         return f"text of {self.path.name}, row groups {self.first} to {self.end - 1}"
 
     def documents(self) -> Iterator[StoredDocument]:
         return documents.read_documents([self.path], range(self.first, self.end))
+
+
+def tasks_of_groups(kind: type[GroupTask], work: AnyPath, corpus: AnyPath, *more: Any) -> list[GroupTask]:
+    """Return a task of this class for each batch of row groups; `more` are its further fields."""
+    groups = enumerate(documents.row_groups(corpus, TASK_BYTES))
+    return [kind(work, "text", size, number, path, first, end, *more) for number, (path, first, end, size) in groups]
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath,
     """
     by_source = documents.sample_shares(recipe, {one["source"]: one["bytes_kept"] for one in statistics["sources"]})
     shares = {name: by_source[source] for name, source in recipe.parts.items() if source in by_source}
-    groups, chats = documents.row_groups(corpus, TASK_BYTES), tuple(sorted(recipe.chat_parts))
-    sampling = [SampleTexts(work, number, *some, recipe.tokens, chats, shares) for number, some in enumerate(groups)]
+    chats = tuple(sorted(recipe.chat_parts))
+    sampling = tasks_of_groups(SampleTexts, work, corpus, recipe.tokens, chats, shares)
     drawn = run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
     for task, _ in zip(sampling, drawn, strict=True):
         with open_parquet(task.folder / TEXTS, f"rm -r {work}; bessemer tokens RECIPE") as file:
@@ -207,8 +208,7 @@ def encode_corpus(
     Files go to `folder`, except that those `corpus.storage` holds go to `published`. Raises the errors of `run_tasks`.
     """
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
-    groups = documents.row_groups(corpus, TASK_BYTES)
-    encoding = [EncodeRowGroups(work, number, *some) for number, some in enumerate(groups)]
+    encoding = tasks_of_groups(EncodeRowGroups, work, corpus)
     counts, splits, numbers = EncodedCounts(), Splits(), dict[str, list[int]]()
     for task, done in zip(encoding, run_tasks("encoding", "B", encoding, 1, engine_settings), strict=True):
         check_stop()
@@ -225,7 +225,7 @@ def encode_corpus(
     for name, some in numbers.items():
         paths = [encoded_shard(work, number, name, context.dtype).path for number in some]
         cuts = cut_shards(zip(some, each(offsets, paths), strict=True), context.tokens.shard_tokens)
-        writing += [WriteShard(work, name, number, *cut) for number, cut in enumerate(cuts)]
+        writing += [WriteShard(work, "shard", size, name, number, spans) for number, (size, spans) in enumerate(cuts)]
     per_token = 4 / COPYING  # bytes of text whose encoding takes as long as writing a token
     copies: list[tuple[AnyPath, AnyPath]] = []
     written = run_tasks("writing shards", "tokens", writing, per_token, engine_settings)
@@ -274,22 +274,17 @@ def cut_shards(
 
 @dataclass(frozen=True)
 class WriteShard(Task):
-    """A task that writes one shard of SOURCE/SPLIT from encoded documents."""
+    """A task that writes one shard of SOURCE/SPLIT from encoded documents. Its size is the number of tokens."""
 
     name: str
     number: int
-    num_tokens: int
     spans: tuple[Span, ...]
 
-    stage, inputs = "tokens", "shard"
+    stage = "tokens"
 
     @property
     def folder(self) -> AnyPath:
         return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
-
-    @property
-    def size(self) -> int:
-        return self.num_tokens
 
     def __str__(self) -> str:
         return f"shard {self.number} of {self.name}"

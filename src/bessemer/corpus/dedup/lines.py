@@ -102,8 +102,6 @@ class JudgeLines(VerdictTask, DedupTask):
     part: AnyPart
     corpus: Corpus
 
-    is_durable = True
-
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         repeated = np.sort(self.gather(RepeatedLines.__name__, range(self.plan.num_parts), REPEATED, np.uint32))
         if not len(repeated):

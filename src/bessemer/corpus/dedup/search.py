@@ -176,8 +176,6 @@ class JudgeDuplicates(VerdictTask, task.DedupTask):
 
     num_groups: int
 
-    is_durable = True
-
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         settings, first = self.plan.settings, 0
         found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)

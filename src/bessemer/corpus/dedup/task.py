@@ -128,8 +128,6 @@ class DedupTask(StepTask):
 
     plan: DedupPlan
 
-    is_durable = False
-
     @property
     def targets(self) -> range:
         """Targets of the previous tasks' files that this task reads."""
