@@ -1,4 +1,4 @@
-"""Ports for processes that meet on this machine."""
+"""Ports for processes that connect on this machine."""
 
 import random
 import socket
@@ -6,8 +6,10 @@ import time
 
 
 def free_port() -> int:
-    """A port that nobody listens at, from below those that the kernel gives to connections (from 32768 on Linux): one of these
-    could be taken between being looked for and being used."""
+    """Return a port without a listener, below the kernel's range for connections (from 32768 on Linux).
+
+    A port of that range could be taken between the check and its use.
+    """
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(15_000, 30_000)
@@ -20,7 +22,7 @@ def free_port() -> int:
 
 
 def wait_for_listener(port: int, seconds: float = 120.0) -> None:
-    """Until somebody listens at a port of this machine; nothing is said to them."""
+    """Wait until a process listens at a port of this machine, without sending anything."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with socket.socket() as own:

@@ -1,4 +1,4 @@
-"""What a run has in `corpus.storage`, in the store of the tests or in a folder."""
+"""Files of a run in `corpus.storage`, in the test store or in a folder."""
 
 import json
 import shutil
@@ -22,26 +22,26 @@ def storage_of(kind: str, tmp_path: Path) -> str:
 
 
 def on_disk(place: AnyPath | str, bucket: Store) -> Path:
-    """Where the files of a place are on the disk of the tests."""
+    """Return the folder on disk for a path in the storage."""
     url = str(place)
     return bucket.folder / url.removeprefix("s3://") if url.startswith("s3://") else Path(url)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, by their paths there, but receipts."""
+    """Return the files of a folder by relative path, without receipts."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "stage.json")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def published(stage: Path, bucket: Store) -> dict[str, bytes]:
-    """The large files of a stage, which are in its storage."""
+    """Return the large files of a stage, which are in its storage."""
     place = published_folder(stage)
     assert place != stage and sorted(stage_facts(stage)["stored"]) == sorted(contents(on_disk(place, bucket)))
     return contents(on_disk(place, bucket))
 
 
 def places(storage: str, bucket: Store) -> list[str]:
-    """What is below the folders of the runs in a storage, as RUN/ID/NAME; names of work are with their file."""
+    """Return the entries below the run folders of a storage as RUN/ID/NAME; entries of work have their file."""
     folder = on_disk(storage, bucket)
     files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
     return sorted({"/".join(parts[:3]) for parts in files})
@@ -66,7 +66,7 @@ def put_corpus_into(run: RunDirectory, storage: str) -> None:
 
 
 def what_is_said(command: list[str], keys: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
-    """All that a command with these keys set writes; it has to end with `code`."""
+    """Return all output of a command with these keys set; its exit code must be `code`."""
     capsys.readouterr()
     assert run_command([*command, *(part for key in keys for part in ("--set", key))]) == code
     said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Every command in the documentation is run, in the order in which a reader meets it. Links: tests/test_site.py."""
+"""Every command of the documentation runs, in the order in which a reader meets it. Links: tests/test_site.py."""
 
 import json
 import os
@@ -31,14 +31,14 @@ PAGES = (
 
 
 def commands(page: str) -> list[str]:
-    """The `bessemer` commands of the page's shell blocks."""
+    """Return the `bessemer` commands of the page's shell blocks."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith("bessemer ")]
 
 
 def python_blocks(page: str) -> list[str]:
-    """The Python code of the page, by block."""
+    """Return the blocks of Python code of the page."""
     return re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -80,18 +80,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# What other commands of a page may read: these run on every page. Any other line runs on the first page that has it.
+# Commands whose results other commands of a page may read: these run on every page. Any other line runs on the first page that
+# has it.
 BEFORE_OTHERS = ("bessemer run my.toml", "bessemer corpus my.toml", "bessemer tokens my.toml")
 SHORTENED = (
     ("my.toml", "shown.toml", ">"),
     ("train.steps=20 ", "train.steps=3 ", ""),  # on eight processes
     ("plan demo --set 'corpus.", "plan my.toml --set 'corpus.", ""),  # the demo's text: docs/how-to/ladder.md
     ("--budget 7e11", "--budget 3.6e11 --seeds 1", "bessemer ladder"),
-)  # what is replaced by what, in lines with a third text
+)  # replacements, in lines that contain a third text
 
 
 def commands_to_run() -> dict[str, list[str]]:
-    """Return the commands of each page that has any, each once. tests/test_tutorials.py runs the tutorials."""
+    """Return the commands of each page that has any, without repetition. tests/test_tutorials.py runs the tutorials."""
     seen, found = set[str](), dict[str, list[str]]()
     for page in PAGES:
         if page.startswith("docs/tutorials/"):
@@ -105,16 +106,16 @@ def commands_to_run() -> dict[str, list[str]]:
 
 TO_RUN = commands_to_run()
 PYTHON_AFTER_COMMANDS = ("docs/how-to/export.md",)
-"""Pages whose Python reads what their commands wrote."""
+"""Pages whose Python code reads results of their commands."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", TO_RUN)
 def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
     environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
-    shutil.rmtree(place / "runs" / "text", ignore_errors=True)  # of a page before, which may have trained it longer
+    shutil.rmtree(place / "runs" / "text", ignore_errors=True)  # of an earlier page, which may have trained it longer
     for line in TO_RUN[page]:
-        # `recipe demo > my.toml` writes the demo's recipe; the reader edits it, we put a small one in its place.
+        # `recipe demo > my.toml` writes the demo's recipe; a reader edits it, and the test replaces it with a small one.
         (place / "my.toml").write_text((place / "own.toml").read_text())
         for old, new, where in SHORTENED:
             line = line.replace(old, new) if where in line else line
@@ -208,10 +209,10 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("cold")  # the kernel is a program of its own
+@pytest.mark.usefixtures("cold")  # the kernel is a separate program
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_finds_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last cell of each asserts its finding."""
+def test_the_notebook_runs_and_its_findings_hold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last cell of each notebook asserts its finding."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -266,7 +267,7 @@ def test_the_page_lists_every_dependency() -> None:
     }
 
 
-def test_the_licences_are_those_of_the_packages() -> None:
+def test_the_licences_equal_those_of_the_packages() -> None:
     compared = 0
     for name, (_, licence) in table().items():
         try:

@@ -1,4 +1,4 @@
-"""`make gpu` in a tiny form, on the CPU: its parts run, keep to the time and say how they ended."""
+"""`make gpu` in its tiny form on the CPU: its parts run, stay within the time limit and report their outcome."""
 
 import json
 import subprocess
@@ -12,13 +12,13 @@ PROGRAM = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
 def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """From the folder that holds `out`, which is named as seen from there."""
+    """Run from the folder that contains `out`, with a relative path to it."""
     command = [sys.executable, str(PROGRAM), "--out", out.name, "--tiny", *more]
     return subprocess.run(command, cwd=out.parent, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.long
-def test_parts_run_and_leave_what_they_found(tmp_path: Path) -> None:
+def test_parts_run_and_write_their_results(tmp_path: Path) -> None:
     done = run(tmp_path, "--parts", "losses", "waits", "step_8b")
     assert done.returncode == 0, done.stdout + done.stderr
     ended = {row["part"]: row["ended"] for row in json.loads((tmp_path / "summary.json").read_text())["parts"]}
@@ -31,7 +31,7 @@ def test_parts_run_and_leave_what_they_found(tmp_path: Path) -> None:
     }
 
 
-def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+def test_parts_without_time_are_reported(tmp_path: Path) -> None:
     done = run(tmp_path, "--minutes", "0.09", "--parts", "losses", "memory")
     rows = json.loads((tmp_path / "summary.json").read_text())["parts"]
     assert done.returncode == 0 and [row["part"] for row in rows] == ["losses", "memory"], done.stdout + done.stderr
@@ -40,7 +40,7 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "--minutes" in refused.stderr
 
 
-def test_what_is_packed_is_all_that_a_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packed_wheels_are_all_that_a_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     from gpu_wheels import EXTRAS, required
 
@@ -49,8 +49,8 @@ def test_what_is_packed_is_all_that_a_run_needs(monkeypatch: pytest.MonkeyPatch)
     assert not {"torch", "sympy", "filelock", "bessemer", "mlflow", "pytest"} & set(names), "torch brings its own along"
 
 
-def test_what_is_not_installed_comes_from_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has torch and no network."""
+def test_missing_packages_come_from_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test a machine that has torch and no network."""
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
     from gpu_wheels import provide
 

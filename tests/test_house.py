@@ -1,4 +1,4 @@
-"""The rules of the house: imports run one way, without a circle, and each half stands without the other's libraries."""
+"""Rules of the code base: imports run in one direction without cycles, and each half works without the other's libraries."""
 
 import ast
 import io
@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
 
-# From the ground up. A room may import from rooms on lower floors, and from its own.
+# From the bottom up. A package may import from packages on lower levels, and from its own.
 FLOORS = [
     ("common", "__init__"),
     ("recipe", "run", "storage"),
@@ -48,7 +48,7 @@ FORBIDDEN = {
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of the house that a file imports, at its top or inside its functions."""
+    """Return the modules of the package that a file imports, at its top or inside its functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "bessemer":
@@ -66,13 +66,13 @@ def room(module: str) -> str | None:
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def test_every_room_has_its_floor() -> None:
+def test_every_package_has_a_level() -> None:
     there = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
     assert there == set(HEIGHT)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_run_down(path: Path) -> None:
+def test_imports_run_downward(path: Path) -> None:
     here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     for module in imports(path):
         there = room(module)
@@ -81,14 +81,14 @@ def test_imports_run_down(path: Path) -> None:
             assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
 
 
-def test_no_circle_among_the_files() -> None:
+def test_files_have_no_import_cycles() -> None:
     name_of = {
         path: ".".join(("bessemer", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         for path in FILES
     }
     known = set(name_of.values())
     graph = {name_of[path]: {m for m in imports(path) if m in known and m != name_of[path]} for path in FILES}
-    # A package's __init__ is not a user of the module that imports something else from the package.
+    # A package's __init__ does not depend on a module that imports another name from the package.
     for name in graph:
         graph[name] = {m for m in graph[name] if not name.startswith(m + ".")}
     done: set[str] = set()
@@ -115,7 +115,7 @@ def test_type_checkers_see_every_public_name() -> None:
 
 
 def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python that does not have the `blocked` packages."""
+    """Run code in a Python without the `blocked` packages."""
     guard = (
         "import sys\n"
         "class Blocked:\n"
@@ -136,7 +136,7 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
     ],
     ids=["training", "data", "plans"],
 )  # fmt: skip
-def test_each_half_needs_nothing_of_the_other(blocked: str, modules: str) -> None:
+def test_each_half_works_without_the_other(blocked: str, modules: str) -> None:
     done = run_without(tuple(blocked.split()), "\n".join(f"import bessemer.{module}" for module in modules.split()))
     assert done.returncode == 0, done.stderr
 
@@ -155,7 +155,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_data_runs_code() -> None:
-    """What is stored, queued or sent between processes is JSON, Arrow or arrays: nothing that runs code when it is read."""
+    """Stored, queued and transmitted data is JSON, Arrow or arrays: nothing that runs code when it is read."""
     modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     for path in FILES:
         text = path.read_text(encoding="utf-8")
@@ -190,7 +190,7 @@ def test_functions_stay_short() -> None:
     assert not long
 
 
-# What the code sets in modules and classes of others, with the reason.
+# Attributes of other modules and classes that the code sets, with the reason.
 FOREIGN_ATTRIBUTES = {
     "common/console.py: sys.stderr": "the stream that each message goes to, as sys documents",
     "common/console.py: setattr(sys, name, ...)": "standard streams that were closed, as sys documents",
@@ -207,7 +207,7 @@ FOREIGN_ATTRIBUTES = {
 
 
 def foreign_attributes(code: str) -> set[str]:
-    """Attributes of imported modules, of classes, and classes of objects that a file assigns or deletes."""
+    """Return attributes of imported modules and classes, and classes of objects, that a file assigns or deletes."""
     tree = ast.parse(code)
     owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
@@ -237,7 +237,7 @@ def foreign_attributes(code: str) -> set[str]:
     return found
 
 
-def test_nothing_is_patched_at_run_time() -> None:
+def test_no_unlisted_attribute_is_patched_at_run_time() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in FILES
@@ -252,13 +252,13 @@ def test_nothing_is_patched_at_run_time() -> None:
      "import a\ndel a.b", "import a\na.b, c = 1, 2", "x.__class__ = y", "import sys\nsys.modules['a'] = None",
      "import a\nfor a.b in c: pass", "import a\na.b += 1", "class A: pass\nA.b = 1", "import a\na.__dict__['b'] = 1"],
 )  # fmt: skip
-def test_a_patch_is_found(patch: str) -> None:
+def test_a_patch_is_detected(patch: str) -> None:
     assert foreign_attributes(patch)
     assert not foreign_attributes("import os\nos.environ['A'] = '1'\nself.a = os.b\nx.y = 1")
 
 
 def code_lines(path: Path) -> int:
-    """Number of lines that hold code: no blank lines, comments or docstrings."""
+    """Return the number of lines with code, without blank lines, comments and docstrings."""
     text, held = path.read_text(encoding="utf-8"), set[int]()
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -271,7 +271,7 @@ def code_lines(path: Path) -> int:
 
 
 def budgets() -> dict[tuple[str, ...], int]:
-    """The packages of each row of the table in docs/architecture.md, with the limit on their code lines."""
+    """Return the packages of each row of the table in docs/architecture.md, with the limit on their code lines."""
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`\w+/`(?:, )?)+) \| ([\d,]+) \|", page, re.MULTILINE)
     return {tuple(re.findall(r"\w+", names)): int(number.replace(",", "")) for names, number in rows}
@@ -287,7 +287,7 @@ def test_packages_keep_their_budgets() -> None:
     assert not over
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -297,7 +297,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests share is in helper modules and fixtures, so that a test file can be split or deleted."""
+    """Shared test code is in helper modules and fixtures, so that a test file can be split or deleted."""
     tests = Path(__file__).parent
     names = {path.stem for path in tests.rglob("test_*.py")}
     for path in sorted(tests.rglob("*.py")):
@@ -311,8 +311,8 @@ def test_no_test_module_imports_another() -> None:
             assert not names.intersection(imported), f"{path.relative_to(tests)} imports {imported}"
 
 
-def test_no_two_test_files_are_imported_under_one_name() -> None:
-    """pytest names a file's module by its packages alone: two of one name stop the whole collection."""
+def test_module_names_of_tests_are_unique() -> None:
+    """pytest names a test module by its packages: two modules with the same name stop the collection."""
     seen: dict[str, Path] = {}
     tests = Path(__file__).parent
     for path in sorted(tests.rglob("test_*.py")):

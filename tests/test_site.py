@@ -1,4 +1,4 @@
-"""The documentation as a site: each page has its place, links and anchors lead somewhere, and it builds without a warning."""
+"""The documentation site: each page is in the navigation, links and anchors resolve, and it builds without warnings."""
 
 import importlib.util
 import re
@@ -19,7 +19,7 @@ MAX_PICTURE_BYTES = 60_000
 
 
 def module(name: str) -> ModuleType:
-    """A module of docs/site."""
+    """Import a module of docs/site."""
     sys.path.insert(0, str(DOCS / "site"))
     try:
         return importlib.import_module(name)
@@ -69,14 +69,14 @@ def without_code(text: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings of a page, as code hosts and the site make them."""
+    """Return the anchors of a page's headings, as code hosts and the site generate them."""
     headings = re.findall(r"^#{1,6} (.+)$", without_code(path.read_text(encoding="utf-8")), flags=re.MULTILINE)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize("page", sources())
-def test_links_and_anchors_lead_somewhere(page: str) -> None:
+def test_links_and_anchors_resolve(page: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code((ROOT / page).read_text(encoding="utf-8"))):
         if "://" in target:
             continue
@@ -136,7 +136,7 @@ def test_the_comparison_has_the_measured_figures() -> None:
 
 
 @pytest.mark.usefixtures("cold")
-def test_the_site_builds_without_a_warning_and_takes_nothing_from_other_hosts(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings_and_external_resources(tmp_path: Path) -> None:
     for name in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(name)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every command of a tutorial runs in a folder with nothing but what the page asks for, on small copies of the recipes in examples/."""
+"""Every command of a tutorial runs in a folder with only the files the page asks for, on small copies of the examples' recipes."""
 
 import json
 import os
@@ -46,7 +46,7 @@ SMALL = {
         ("sequence_length = 2048", "sequence_length = 64"), ("held_out = 0.002", "held_out = 0.1"),
     ),
 }  # fmt: skip
-"""What is replaced in the examples that the tutorials run. Keys stay the same."""
+"""Replacements in the examples that the tutorials run. Keys stay the same."""
 
 SHORTENED = {
     "first-run": (
@@ -59,7 +59,7 @@ SHORTENED = {
     "your-own-text": (("train.minutes=20", "train.minutes=0.03"),),
     "common-crawl": (("https://data.commoncrawl.org", "file://$PWD/commoncrawl"),),
 }
-"""What is replaced in the commands of a page."""
+"""Replacements in the commands of a page."""
 
 
 def keys(table: Any, prefix: str = "") -> Iterator[str]:
@@ -91,7 +91,7 @@ def write_lines(path: Path, documents: int, seed: int) -> None:
 
 
 def write_model(folder: Path, **sizes: Any) -> None:
-    """Write a tiny Llama with its tokenizer, in the place where a model of the hub would be; `sizes`: settings alone."""
+    """Write a tiny Llama with its tokenizer in the place of a hub model. `sizes` writes only the configuration."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,7 +112,7 @@ def write_model(folder: Path, **sizes: Any) -> None:
 
 
 def first_run(folder: Path) -> None:
-    """Nothing is needed: the text is on every machine."""
+    """Prepare nothing: the text is on every machine."""
 
 
 def own_text(folder: Path) -> None:
@@ -131,7 +131,7 @@ def chat(folder: Path) -> None:
 
 
 def common_crawl(folder: Path) -> None:
-    """Write a crawl of two archives as Common Crawl publishes it, and play the commands of Slurm."""
+    """Write a crawl of two archives as Common Crawl publishes it, and simulate Slurm's commands."""
     import gzip
 
     install(folder / "slurm")
@@ -159,16 +159,16 @@ NEEDS: dict[str, Callable[[Path], None]] = {
     "compare-mixtures": first_run,
     "cluster": own_text,
 }
-"""Writes what each tutorial asks its reader to have."""
+"""Functions that write the files each tutorial asks for."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """Return the kind and text of the page's blocks that run, in order."""
+    """Return kind and text of the page's executable blocks, in order."""
     text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text(encoding="utf-8")
     return re.findall(r"^```(bash|python|toml)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_every_tutorial_is_run() -> None:
+def test_every_tutorial_runs() -> None:
     assert {path.stem for path in (ROOT / "docs" / "tutorials").glob("*.md")} == set(NEEDS)
 
 
@@ -201,7 +201,7 @@ def test_every_example_is_a_recipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["your-own-text", "continue-a-model", "chat", "common-crawl", "compare-mixtures"])
-def test_the_recipe_that_the_tutorial_shows_is_the_example(page: str) -> None:
+def test_the_recipe_shown_in_the_tutorial_equals_the_example(page: str) -> None:
     lines = {line for path in EXAMPLES for line in path.read_text(encoding="utf-8").splitlines()}
     shown = [text for kind, text in blocks(page) if kind == "toml" and "s3://" not in text]
     assert shown
@@ -215,7 +215,7 @@ def test_the_example_fits_its_devices(name: str, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["fits"]
 
 
-def test_the_hours_of_llama_are_those_that_are_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hours_of_llama_equal_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(
         tmp_path / "meta-llama" / "Llama-3.2-1B", vocab_size=128_256, hidden_size=2048, intermediate_size=8192,
         num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131_072,

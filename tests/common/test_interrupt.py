@@ -149,7 +149,7 @@ def test_a_stop_anywhere_saves_and_does_not_change_the_results(
 def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command computes the score of the initial weights again."""
+    """Compute the score of the initial weights again with the same command."""
     assert run(recipe_file, runs) == 0
     sets = ("run.name=next", f"train.start={runs / 'small'}", "export.hf=false")
     with monkeypatch.context() as patch:

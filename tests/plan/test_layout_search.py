@@ -1,4 +1,4 @@
-"""The search against trying everything, the layouts it may not propose, and the risk of running out of memory."""
+"""The layout search compared with trying everything, the layouts it must not propose, and the risk of running out of memory."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -34,7 +34,7 @@ def job(
 
 
 def everything(of: Job) -> list[Job]:
-    """Every combination of every way that divides devices and batch and that the search may propose."""
+    """Return every combination that divides devices and batch and that the search may propose."""
     found = []
     count, per_node = of.cluster.devices, of.cluster.per_node
     for tensor, pipeline in product(divisors(per_node), divisors(count)):
@@ -56,7 +56,7 @@ def everything(of: Job) -> list[Job]:
 
 
 @pytest.mark.parametrize(("count", "device", "layers"), [(8, "H100", 8), (16, "A100 40GB", 8), (16, "L40S", 12)])
-def test_nothing_that_fits_is_faster(count: int, device: str, layers: int) -> None:
+def test_no_fitting_layout_is_faster_than_the_best(count: int, device: str, layers: int) -> None:
     asked = job(count, device=device, layers=layers)
     found = search(asked)
     best = min(step(one).seconds for one in everything(asked) if not excess(one, memory(one)))
@@ -64,7 +64,7 @@ def test_nothing_that_fits_is_faster(count: int, device: str, layers: int) -> No
 
 
 @pytest.mark.parametrize(("count", "batch", "divides"), [(384, 128, True), (96, 100, True), (64, 128, False)])
-def test_short_sequences_are_divided_where_the_batch_does_not_fill_the_devices(
+def test_short_sequences_are_split_if_the_batch_does_not_fill_the_devices(
     count: int, batch: int, divides: bool
 ) -> None:
     found = search(job(count, batch, layers=32))
@@ -74,7 +74,7 @@ def test_short_sequences_are_divided_where_the_batch_does_not_fill_the_devices(
         assert found.ranked[0].job.layout.context > 1
 
 
-def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
+def test_rows_fit_fill_the_devices_and_are_sorted() -> None:
     found = search(job(32, layers=16))
     seconds = [one.step.seconds for one in found.ranked]
     assert seconds == sorted(seconds) and len(found.ranked) > 20
@@ -90,7 +90,7 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
 
 
 def trains(of: Job) -> bool:
-    """Whether a training takes the job's layout."""
+    """Return True if a training accepts the job's layout."""
     tokens = of.batch * of.model.sequence_length
     values = {"global_batch_tokens": tokens, "micro_batch": of.layout.micro_batch, "optimizer": Optimizer()}
     train = ResolvedTrain.model_construct(**values)
@@ -106,7 +106,7 @@ def trains(of: Job) -> bool:
     [{}, {"mlp_width": 50}, {"vocabulary": 5}, {"sequence_length": 36}, {"kv_heads": 2}, {"labels": 3}],
     ids=str,
 )
-def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None:
+def test_the_plan_rejects_layouts_that_training_rejects(changes: dict[str, int]) -> None:
     sizes = {"heads": 8, "kv_heads": 4, "mlp_width": 96, "vocabulary": 256, "sequence_length": 48, **changes}
     schedules = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("dualpipev", 2)]
     answers = set()
@@ -122,7 +122,7 @@ def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None
     assert all(trains(one.job) for one in search(job(16, 64, **sizes)).ranked)
 
 
-def test_a_rule_that_training_gains_the_search_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_follows_a_new_rule_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses_four(model: ModelConfig, layout: Parallel, *_: object, **__: object) -> None:
         if layout.tensor == 4:
             raise InputError("parallel.tensor: a new rule")
@@ -137,7 +137,7 @@ def test_a_rule_that_training_gains_the_search_follows(monkeypatch: pytest.Monke
     assert found.impossible["parallel.tensor: a new rule"]
 
 
-def test_shards_that_training_cannot_make_are_not_proposed() -> None:
+def test_impossible_shards_are_not_proposed() -> None:
     asked = job(24, 48, width=1024)
     found = search(asked)
     assert all(trains(one.job) for one in found.ranked)
@@ -152,19 +152,19 @@ def test_shards_that_training_cannot_make_are_not_proposed() -> None:
     ("count", "sequences", "proposed"),
     [(64, 256, 256), (2048, 1024, 1024), (1000, 1024, 1000), (24, 512, 576), (7, 100, 112), (1009, 64, 1009)],
 )
-def test_the_batch_that_devices_divide(count: int, sequences: int, proposed: int) -> None:
-    """Kept where the devices or tensor groups of a node divide it, else near it; 1,009 is a prime."""
+def test_the_batch_is_one_that_the_devices_divide(count: int, sequences: int, proposed: int) -> None:
+    """A batch that the devices or tensor groups of a node divide is kept, others move to a near value; 1,009 is a prime."""
     asked = job(count)
     assert dividing_batch(sequences, asked.model, asked.cluster) == proposed
 
 
-def test_fewer_than_one_in_twenty_failed_of_the_runs_planned_to_leave_the_headroom() -> None:
+def test_fewer_than_one_in_twenty_runs_planned_with_headroom_failed() -> None:
     bands = results("planner_accuracy")["failures"]
     runs, failed = (sum(band[key] for band in bands if band["from"] < 1 - HEADROOM) for key in ("runs", "failed"))
     assert 1 - HEADROOM in {band["from"] for band in bands} and runs > 200 and failed < 0.05 * runs
 
 
-def test_the_risk_is_what_failed_of_the_models_that_it_was_not_fitted_to() -> None:
+def test_the_risk_matches_failures_of_models_it_was_not_fitted_to() -> None:
     bands = [band for band in results("planner_accuracy")["failures"] if not band["fitted"]]
     near = [band for band in bands if 0.7 <= band["from"] < 1.3]
     failed, expected = (sum(band[key] for band in near) for key in ("failed", "expected"))
@@ -177,7 +177,7 @@ def test_the_risk_rises_with_the_memory_from_none_to_certain() -> None:
     assert out_of_memory(MEDIAN_LIMIT * 80e9, 80e9) == pytest.approx(0.5)
 
 
-def test_the_choice_leaves_the_headroom_and_divides_the_model_least_among_near_equals() -> None:
+def test_the_choice_keeps_the_headroom_and_splits_the_model_least_among_near_equals() -> None:
     for headroom in (0.0, HEADROOM, 0.4):
         found = search(job(16, layers=32), headroom=headroom)
         chosen, fastest = found.preferred[0], found.safe[0]
@@ -188,8 +188,8 @@ def test_the_choice_leaves_the_headroom_and_divides_the_model_least_among_near_e
         assert sorted(map(id, found.preferred)) == sorted(map(id, found.ranked))
 
 
-def test_where_nothing_leaves_the_headroom_little_more_memory_buys_time() -> None:
-    """The layout of least memory alone may be far slower: what is near it is compared as those that leave the headroom are."""
+def test_without_headroom_a_faster_layout_may_use_slightly_more_memory() -> None:
+    """The layout of least memory may be far slower, so layouts with almost as little memory are compared by time."""
     found = search(job(16, layers=32), headroom=0.95)
     least = min(found.ranked, key=lambda one: one.memory.total)
     first, rest = found.preferred[0], found.preferred
@@ -218,10 +218,10 @@ def test_where_nothing_leaves_the_headroom_little_more_memory_buys_time() -> Non
     ],
     ids=str,
 )
-def test_a_layout_given_whole_has_the_range_of_a_given_one(
+def test_a_fully_given_layout_has_the_interval_of_given_layouts(
     words: tuple[str, ...], is_chosen: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By options or by a recipe: what the planner did not choose from several is as certain as what it did not choose."""
+    """Given by options or by a recipe: a layout that the planner did not choose has the interval of a given layout."""
     asked = ("--model", "llama-2-7b", "--tokens", "1T", "--batch", "4M", "--gpus", "64xH100")
     plan = planned(capsys, *asked, *words)
     row = residuals()["chosen" if is_chosen else "step"]["unmeasured"]

@@ -1,4 +1,4 @@
-"""Mixtures of experts: counts against checkpoints, exchange and memory against arithmetic, steps against published ones."""
+"""Mixtures of experts: parameter counts of checkpoints, exchange and memory by arithmetic, and published step times."""
 
 from dataclasses import replace
 from types import ModuleType
@@ -39,11 +39,11 @@ def job(name: str = "mixtral-8x7b", count: int = 64, framework: str = "megatron-
     [("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3-30b-a3b", 3.3e9), ("qwen3-235b-a22b", 22e9), ("olmoe-1b-7b", 1.3e9),
      ("deepseek-v2-lite", 2.66e9), ("deepseek-v2", 21e9), ("deepseek-v3", 37e9), ("kimi-k2", 32e9)],
 )  # fmt: skip
-def test_active_parameters_are_the_published_ones(name: str, active: float) -> None:
+def test_active_parameters_equal_the_published_ones(name: str, active: float) -> None:
     assert mixture(name).active_parameters == pytest.approx(active, rel=0.03)
 
 
-def test_flops_of_a_token_by_hand() -> None:
+def test_flops_per_token_equal_a_manual_count() -> None:
     """DeepSeek-V3 by its table of dimensions: projections to and from latents, one shared and eight routed experts, the router."""
     attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
     mixed = attention + 3 * 7168 * 2048 * 9 + 7168 * 256
@@ -54,15 +54,15 @@ def test_flops_of_a_token_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "kimi-k2", "mixtral-8x7b", "qwen3-30b-a3b"])
 def test_the_fullest_stage_is_found(name: str) -> None:
-    """The first one holds the dense layers, which are small, as well as the embedding."""
+    """The first stage has the small dense layers and the embedding."""
     for pipeline in (2, 4, 8, 16):
         given = job(name, 64, expert=2, pipeline=pipeline, shard=64 // pipeline)
         assert memory(given).total == max(one.total for one in stages(given)), pipeline
 
 
 @pytest.mark.parametrize("pipeline", [1, 4])
-def test_devices_hold_every_expert_once_a_copy(pipeline: int) -> None:
-    """Weights of 2 bytes: experts divided over 8, all else over tensor ranks; state over the ranks that hold copies."""
+def test_devices_have_every_expert_once_per_replica(pipeline: int) -> None:
+    """Weights of 2 bytes: experts divided over 8, all others over tensor ranks; state over the ranks that have copies."""
     one = job(shard=64 // pipeline // 2, tensor=2, pipeline=pipeline, expert=8)
     config, places = mixture("mixtral-8x7b"), stages(one)
     routed, rest = config.expert_parameters / 8, (config.parameters - config.expert_parameters) / 2
@@ -71,9 +71,12 @@ def test_devices_hold_every_expert_once_a_copy(pipeline: int) -> None:
     assert sum(place.optimizer for place in places) == pytest.approx(12 * (routed / copies + rest / shards), rel=0.001)
 
 
-def test_the_exchange_goes_by_topology() -> None:
-    """1,000 tokens of 4,096 in 16 bits to 2 of 8 experts. In a node 7/8 of the copies leave a device; over 8 nodes of one rank
-    each a token goes to 8 (1 - (7/8)^2) = 1.875 nodes, its own among them in one of 8 cases, or to each expert apart."""
+def test_the_exchange_depends_on_the_topology() -> None:
+    """Send 1,000 tokens of 4,096 in 16 bits to 2 of 8 experts.
+
+    In a node 7/8 of the copies leave a device. Over 8 nodes of one rank each, a token goes to 8 (1 - (7/8)^2) = 1.875 nodes, in
+    one of 8 cases including its own, or to each expert separately.
+    """
     config, how = mixture("mixtral-8x7b"), PHYSICS
     near, far = ClusterSpec.of(H100, 8), ClusterSpec(H100, 64, 1, 450e9, 50e9)
     wide, narrow = frameworks.find("megatron-core-sync"), frameworks.find("megatron-core")
@@ -98,8 +101,8 @@ def test_the_parts_of_a_step_add_up() -> None:
     assert step(even).expert < step(job(expert=8)).expert, "its exchange is hidden"
 
 
-# MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul: matrices, rows, outer and inner size, share of 2,250
-# TFLOP/s that was measured forward, of the input's gradient and of the weights' (added up in fp32).
+# MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul: matrices, rows, outer and inner size, measured share
+# of 2,250 TFLOP/s for the forward pass, the input's gradient and the weights' gradient (summed in fp32).
 GROUPED = (
     (256, 128, 4096, 7168, 0.2081, 0.2264, 0.0775), (256, 128, 7168, 2048, 0.1782, 0.1513, 0.0801),
     (128, 256, 4096, 7168, 0.2714, 0.3325, 0.1473), (128, 256, 7168, 2048, 0.3035, 0.2329, 0.1409),
@@ -109,7 +112,7 @@ GROUPED = (
 
 
 @pytest.mark.parametrize("row", GROUPED)
-def test_grouped_matmuls_take_what_was_measured(row: tuple[float, ...]) -> None:
+def test_grouped_matmuls_take_the_measured_time(row: tuple[float, ...]) -> None:
     count, rows, outer, inner = (int(each) for each in row[:4])
     best, b200 = 2.0 * count * rows * outer * inner / 2250e12, devices.find("B200")
     sizes = ((rows, outer, inner, False), (rows, inner, outer, False), (outer, inner, rows, True))
@@ -124,7 +127,7 @@ def test_grouped_matmuls_take_what_was_measured(row: tuple[float, ...]) -> None:
      ({"count": 4, "shard": 4, "expert": 8}, "does not divide tensor x context x shard = 4"),
      ({"framework": "torchtitan"}, "whole weights")],
 )  # fmt: skip
-def test_layouts_that_cannot_be(layout: dict[str, int], message: str) -> None:
+def test_impossible_layouts_are_errors(layout: dict[str, int], message: str) -> None:
     assert message in (refuse(job(**layout)) or "")
 
 
@@ -140,8 +143,8 @@ def benchmark() -> ModuleType:
     return program("planner_mixtures")
 
 
-def test_published_steps_lie_inside_their_intervals(benchmark: ModuleType) -> None:
-    """A mixture's evidence is of mixtures alone, and its interval is wider than a dense model's."""
+def test_published_steps_are_inside_their_intervals(benchmark: ModuleType) -> None:
+    """The residuals of a mixture come from mixtures only, and its interval is wider than that of a dense model."""
     rows = benchmark.bridge()
     found = [(interval("step", row.job, row.planned), row.measured) for row in rows]
     inside = sum(one.low <= measured <= one.high for one, measured in found)
@@ -156,7 +159,7 @@ def test_published_steps_lie_inside_their_intervals(benchmark: ModuleType) -> No
     )
 
 
-def test_published_steps(benchmark: ModuleType) -> None:
+def test_planned_steps_are_close_to_published_ones(benchmark: ModuleType) -> None:
     table = benchmark.summary(benchmark.bridge())
     assert table["n"] == 15 and table["mean_absolute"] < 0.14
     assert abs(benchmark.deepseek().error) < 0.08
@@ -177,8 +180,8 @@ def test_the_results_are_committed(benchmark: ModuleType) -> None:
         assert rows[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
 
 
-def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
-    """DeepSeek-V3's 2.664M H800-hours (its table 1), asked for as a user would, layout chosen by the planner."""
+def test_the_plan_of_deepseek_v3_matches_its_device_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3's 2.664M H800-hours (its table 1), planned as a user would, with a layout chosen by the planner."""
     asked = ("--model", "deepseek-v3", "--tokens", "14.8T", "--batch", "62914560", "--gpus", "2048xH800")
     found = planned(capsys, *asked, "--precision", "fp8", "--framework", "deepseek-v3")
     assert found["device_hours"] == pytest.approx(2.664e6, rel=0.1)

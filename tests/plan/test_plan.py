@@ -22,7 +22,7 @@ SMALL = ModelConfig(
 )
 
 
-def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
+def test_depth_derives_everything_and_every_part_can_be_overridden() -> None:
     text = '[run]\nname = "x"\n[model]\ndepth = {depth}\n'
     small, large = (recipe_defaults.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
     for recipe in (small, large):
@@ -53,7 +53,7 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
-def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> None:
+def test_optimizer_state_has_its_planned_size(kind: str, state: str) -> None:
     from bessemer.distributed.memory import optimizer_bytes
     from bessemer.recipe import Optimizer, Train
     from bessemer.train import optimizer as optimizers
@@ -69,8 +69,8 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
     assert optimizer_bytes(Train(optimizer=settings), wanted) == held
 
 
-def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
-    """Against a step of it: what autograd keeps of the blocks is nothing, gradients and moments are the head's."""
+def test_a_frozen_transformer_keeps_nothing_for_a_backward_pass() -> None:
+    """Compared with a step: autograd keeps nothing of the blocks, and gradients and moments are those of the head."""
     from bessemer.train import optimizer as optimizers
     from bessemer.train.parallelize import require_trainable
     from bessemer.train.task import task_of
@@ -133,7 +133,7 @@ def test_a_derived_micro_batch_fits_the_layout(keys: str, batch: int, micro: int
         ("replicate=2", 3),
     ],
 )
-def test_the_derived_batch_is_one_that_the_schedule_runs(keys: str, micro_batch: int | None) -> None:
+def test_the_derived_batch_fits_the_schedule(keys: str, micro_batch: int | None) -> None:
     given = "" if micro_batch is None else f"micro_batch={micro_batch}"
     text = f'[run]\nname="x"\n[tokens]\nsequence_length=4096\n[model]\ndepth=16\n[train]\n{given}\n[parallel]\n{keys}\n'
     asked = parse(text, "t")
@@ -174,7 +174,7 @@ def step_bytes(config: ModelConfig, layout: Parallel, micro_batches: int) -> dic
     return communication.planned_bytes(train, layout, config, ALL_FP32)
 
 
-def test_copies_and_shards() -> None:
+def test_communication_of_replicas_and_shards() -> None:
     config = config_of()
     whole, outside = 4 * config.parameters, 4 * (2 * VOCABULARY * WIDTH + WIDTH)
     blocks = whole - outside
@@ -188,13 +188,13 @@ def test_copies_and_shards() -> None:
     assert of(shard=2, zero=2) == {"all_gather": whole, "reduce_scatter": 3 * whole}
     assert of(shard=4) == {"all_gather": 3 * 3 * (outside + 2 * blocks), "reduce_scatter": 3 * 3 * whole}
     hybrid = of(replicate=2, shard=2)
-    # two groups of two, and each of the four shards, half of a copy, summed with its like
+    # two groups of two; each of the four shards, half of a replica, is summed with its counterpart
     assert hybrid == {
         "all_gather": 2 * 3 * (outside + 2 * blocks), "reduce_scatter": 2 * 3 * whole, "all_reduce": 2 * whole,
     }  # fmt: skip
 
 
-def test_stages_and_the_matrix_that_two_of_them_have() -> None:
+def test_communication_of_stages_and_their_tied_matrix() -> None:
     hidden = TOKENS * WIDTH * 4
     assert step_bytes(config_of(), Parallel(pipeline=4), 8) == {"send": 6 * hidden}
     tied = step_bytes(config_of(tied=True), Parallel(pipeline=4), 8)
@@ -202,16 +202,16 @@ def test_stages_and_the_matrix_that_two_of_them_have() -> None:
     assert step_bytes(config_of(), Parallel(pipeline=2, shard=2), 8) is None
 
 
-def test_the_context_shares_the_weights_too() -> None:
+def test_context_ranks_also_reduce_the_weights() -> None:
     config = config_of()
     alone = step_bytes(config, Parallel(shard=2), 1)
     shared = step_bytes(config, Parallel(context=2), 1)
     assert alone is not None and shared is not None
-    keys = LAYERS * 2 * 4 * 4 * TOKENS * 4  # layers, keys and values, heads, width of a head, tokens, bytes
+    keys = LAYERS * 2 * 4 * 4 * TOKENS * 4  # layers, keys and values, heads, head width, tokens, bytes
     assert {kind: shared[kind] - alone[kind] for kind in shared} == {"all_gather": keys, "reduce_scatter": keys}
 
 
-def test_what_a_process_holds() -> None:
+def test_the_memory_of_a_process() -> None:
     config, tied = config_of(), config_of(tied=True)
     assert sum(tensor_rank_parameters(config, Parallel())) == config.parameters
     norms = (2 * LAYERS + 1) * WIDTH + LAYERS * 2 * 4  # of the stream, and of queries and keys, 4 wide

@@ -1,4 +1,4 @@
-"""The pages about the planner show what the commands print and what was measured."""
+"""Pages about the planner show the output of commands and the measurements."""
 
 import re
 import shlex
@@ -26,9 +26,12 @@ from tests.benchmark_files import ROOT, results
 from tests.plan.plans import job_of, planned
 
 
-def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_part() -> None:
-    """The program's own table is the benchmark's, and at least 75% of what was left out of it lies inside by both counts, about 90%
-    at most: of memory 92% by sources, three of which lie inside as a whole, of layouts chosen for an unmeasured program 93%."""
+def test_the_intervals_equal_the_results_and_cover_left_out_cases() -> None:
+    """The program's table equals the benchmark's, and by both counts at least 75% of the left-out cases are inside, usually at
+    most 90%.
+
+    By sources, memory has 92%, with three sources inside completely, and layouts chosen for an unmeasured program have 93%.
+    """
     found = results("planner_accuracy")["intervals"]
     kept = intervals.residuals()
     for name, row in found["kinds"].items():
@@ -44,14 +47,14 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/background/maturity.md"])
-def test_pages_say_how_many_steps_are_compared(page: str) -> None:
+def test_pages_state_how_many_steps_are_compared(page: str) -> None:
     found = results("planner_accuracy")
     said = re.search(r"over (\d+) published steps(?: and (\d+) whole runs)?", (ROOT / page).read_text(encoding="utf-8"))
     assert said is not None and int(said[1]) == sum(row["n"] for row in found["time"]) // 100 * 100
     assert said[2] is None or int(said[2]) == len({row["run"] for row in found["intervals"]["runs"]})
 
 
-def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:
+def test_expected_hours_of_runs_not_used_for_fitting() -> None:
     found = results("planner_accuracy")["intervals"]
     halves = {half: {row["run"] for row in found["runs"] if row["half"] == half} for half in ("fitted", "scored")}
     assert not halves["fitted"] & halves["scored"] and abs(len(halves["fitted"]) - len(halves["scored"])) <= 1
@@ -62,7 +65,7 @@ def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return the commands of the pages whose output is shown under them."""
+    """Return the commands of the pages whose output is shown below them."""
     pages = [(ROOT / "docs/how-to" / f"{name}.md").read_text(encoding="utf-8") for name in ("plan", "plan-a-budget")]
     found = re.findall(r"```bash\nbessemer (plan [^\n]*)\n```\n\n```\n(.*?)```\n", "".join(pages), flags=re.DOTALL)
     assert len(found) == 2
@@ -70,8 +73,8 @@ def examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("command", "shown"), examples(), ids=lambda value: value[:40])
-def test_the_output_is_what_is_printed(command: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shown line `...` means any lines, and ` ...` at the end of a line its rest."""
+def test_the_shown_output_equals_the_printed_one(command: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shown line `...` matches any lines, and ` ...` at the end of a line matches its rest."""
     assert run_command(shlex.split(command)) == 0
     lines = [".*" if line == "..." else re.escape(line).replace(r"\ \.\.\.", "[^\n]*") for line in shown.splitlines()]
     assert re.fullmatch("\n".join(lines), capsys.readouterr().out.rstrip("\n"), re.DOTALL)
@@ -98,7 +101,7 @@ def job(device: str = "H100", framework: str = "bessemer", count: int = 64, prec
     return job_of(MODEL, Layout(shard=count), count, framework, device, precision)
 
 
-def test_evidence_tells_programs_and_devices_apart() -> None:
+def test_evidence_differs_by_program_and_device() -> None:
     assert evidence(job()).state == "unmeasured" and evidence(job()).device and not evidence(job()).elsewhere
     assert evidence(job(framework="megatron-core")).program
     assert evidence(job("A100", "megatron-core")).elsewhere and evidence(job("H200", "megatron-core")).program
@@ -107,8 +110,8 @@ def test_evidence_tells_programs_and_devices_apart() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-def test_a_precision_that_was_not_measured_widens(precision: str) -> None:
-    """What was measured on the H100 is in bf16 and fp8."""
+def test_an_unmeasured_precision_widens_the_interval(precision: str) -> None:
+    """Measurements on the H100 are in bf16 and fp8."""
     other, known = job(precision=precision), job()
     assert not evidence(other).device and f"in {precision};" in evidence_line(other)
     assert _width(interval("step", other, 1.0)) > _width(interval("step", known, 1.0))
@@ -116,7 +119,7 @@ def test_a_precision_that_was_not_measured_widens(precision: str) -> None:
     assert evidence(of_program).elsewhere and extrapolation(of_program) == pytest.approx(UNMEASURED_DEVICE)
 
 
-def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers() -> None:
+def test_intervals_contain_the_expected_value_and_widen_for_uncovered_cases() -> None:
     known, unmeasured = job(framework="megatron-core"), job()
     for question in ("step", "chosen", "run", "memory"):
         found = interval(question, known, 10.0)  # type: ignore[arg-type]
@@ -127,7 +130,7 @@ def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers()
     assert extrapolation(known) == 0 and extrapolation(job("MI300X")) == pytest.approx(UNMEASURED_DEVICE)
 
 
-def test_memory_of_a_program_that_no_peak_is_of_is_less_certain() -> None:
+def test_memory_of_a_program_without_measured_peaks_is_less_certain() -> None:
     known = [
         _width(interval("memory", job(framework=name), 1.0))
         for name in ("bessemer", "megatron-core", "torchtitan-eager")
@@ -143,7 +146,7 @@ def _width(found: object) -> float:
     return found.high / found.low  # type: ignore[attr-defined, no-any-return]
 
 
-def test_an_interval_is_the_residuals_and_the_extra_spread_in_squares() -> None:
+def test_an_interval_adds_residuals_and_extra_spread_in_squares() -> None:
     row, extra = residuals()["step"]["unmeasured"], NORMAL_80 * UNMEASURED_DEVICE
     found = interval("step", job("MI300X"), 2.0)
     assert found.expected == pytest.approx(2 * exp(row["middle"]))
@@ -151,7 +154,7 @@ def test_an_interval_is_the_residuals_and_the_extra_spread_in_squares() -> None:
     assert found.low == pytest.approx(found.expected * exp(-(((row["middle"] - row["low"]) ** 2 + extra**2) ** 0.5)))
 
 
-def test_the_parts_of_the_expected_run_make_it_up_and_each_has_a_source() -> None:
+def test_the_parts_of_an_expected_run_add_up_and_have_sources() -> None:
     ideal, save = 30 * 86_400.0, failures.CheckpointCost(2.0, 60.0, 1e12)
     running = failures.outlook(ideal, 5.0, failures.mtbf(1024), save)
     found = expected_run(job(), running, ideal, "chosen")

@@ -1,4 +1,4 @@
-"""The planned memory of a job: its state, its stages, and a run of this program beside the plan it makes for itself."""
+"""The planned memory of a job: its state, its stages, and a run of this program compared with its own plan."""
 
 import itertools
 import random
@@ -55,13 +55,13 @@ def job(layout: Layout, framework: str = "megatron-core", config: ModelConfig = 
         (1024, 3, 0.12),
     ],
 )
-def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
+def test_state_equals_table_1_of_the_zero_paper(ranks: int, stage: int, gigabytes: float) -> None:
     framework = Framework("zero", gradient_bytes=2.0)
     assert 7.5 * sum(each(framework, stage, ranks)) == pytest.approx(gigabytes, rel=0.03)
 
 
-def test_the_parts_of_a_job_hold_its_state() -> None:
-    """One device of the Megatron kind, no recompute: 2 + 4 + 4 + 8 bytes for each parameter, and what ZeRO 1 leaves of it."""
+def test_the_parts_of_a_plan_contain_its_state() -> None:
+    """One device with Megatron's precisions, no recompute: 2 + 4 + 4 + 8 bytes per parameter, and the remainder with ZeRO 1."""
     config = MODEL
     alone = memory(job(Layout(zero=0), "megatron-core"))
     found = (alone.weights, alone.gradients, alone.optimizer)
@@ -86,8 +86,8 @@ SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), 
 
 
 @pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
-def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: str, virtual: int) -> None:
-    """Of every rank, also with fewer micro-batches than fill the pipeline; for zbv the formula adds 1/2."""
+def test_the_formula_of_micro_batches_in_flight_equals_a_count_of_the_schedule(name: str, virtual: int) -> None:
+    """For every rank, also with fewer micro-batches than fill the pipeline; for zbv the formula adds 1/2."""
     compared = 0
     for ranks in (2, 3, 4, 8):
         for micro_batches in range(1, 2 * ranks + 9):
@@ -103,7 +103,7 @@ def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: s
     assert compared > 100
 
 
-def test_ends_hold_what_is_theirs() -> None:
+def test_the_first_and_last_stage_have_embedding_and_head() -> None:
     config = MODEL.with_changes(tie_embeddings=True)
     table = config.vocabulary * config.width
     found = stages(job(Layout(pipeline=4, zero=0), "megatron-core", config))
@@ -115,7 +115,7 @@ def test_ends_hold_what_is_theirs() -> None:
     assert [held.logits > 0 for held in v] == [True, False, False, False]
 
 
-def test_the_fast_cut_is_the_balanced_one() -> None:
+def test_the_fast_split_equals_the_balanced_one() -> None:
     draw = random.Random(0)
     for _ in range(600):
         config = MODEL.with_changes(
@@ -146,7 +146,7 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
         ("middle", 126, 8, (15, *(16,) * 6, 15)),
     ],
 )
-def test_cuts_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
+def test_stage_splits_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
     assert blocks_of_stages(MODEL.with_changes(layers=layers), count, cut) == expected
 
 
@@ -166,7 +166,7 @@ OURS = [
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp8"])
 @pytest.mark.parametrize("layout", OURS)
-def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) -> None:
+def test_planned_memory_of_this_program_equals_the_plan_of_a_run(layout: Layout, precision: Any) -> None:
     config = MODEL.with_changes(sequence_length=2048)
     given = job(layout, "bessemer", config, precision=precision)
     text = (
@@ -188,7 +188,7 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     )  # fmt: skip
 
 
-def test_what_fsdp_offloads_is_not_on_the_device() -> None:
+def test_tensors_offloaded_by_fsdp_are_not_on_the_device() -> None:
     config = MODEL
     recipe = parse(
         'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 8192\nmicro_batch = 1',
@@ -208,7 +208,7 @@ def test_what_fsdp_offloads_is_not_on_the_device() -> None:
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_unsharded_gradients_are_not_offloaded(zero: Any) -> None:
-    """ZeRO 1 adds the gradients of several micro-batches up whole, in fp32, before any shard of them exists."""
+    """ZeRO 1 adds the whole gradients of several micro-batches in fp32 before any shard of them exists."""
     text = 'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 32768\nmicro_batch = 1'
     config, train = MODEL, parse(text, "t").train
     held = peak_memory(train, Parallel(shard=8, zero=zero, offload=True), config, BF16, is_cuda=True)
@@ -219,18 +219,18 @@ def test_unsharded_gradients_are_not_offloaded(zero: Any) -> None:
 FOUR_BLOCKS = LLAMA.with_changes(vocabulary=1024, layers=4, sequence_length=4096)
 
 
-def test_padding_is_that_of_the_dimension_that_is_cut() -> None:
-    assert padded_elements((8, 6, 128, 4096), 32) == 8 * 6 * 128 * 4096  # 128 divides
+def test_padding_follows_the_split_dimension() -> None:
+    assert padded_elements((8, 6, 128, 4096), 32) == 8 * 6 * 128 * 4096  # 128 is divisible
     assert padded_elements((8, 6, 128, 4096), 96) == 96 * 6 * 128 * 4096  # 8 processes of 96 have a part
-    assert padded_elements((2, 14_336, 4096), 96) == 96 * 14_336 * 4096  # 2 of them
+    assert padded_elements((2, 14_336, 4096), 96) == 96 * 14_336 * 4096  # 2 processes have a part
     assert padded_elements((4096, 14_336), 96) == 43 * 96 * 14_336
     assert padding(FOUR_BLOCKS, 1, 32) == 1.0
-    assert padding(FOUR_BLOCKS, 2, 96) == 1.0  # require_shards refuses it
+    assert padding(FOUR_BLOCKS, 2, 96) == 1.0  # require_shards rejects it
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_padded_weights_cost_memory_and_time(zero: int) -> None:
-    """Against the same devices as copies of shards that divide; of a program without padding they cost nothing."""
+    """Compared with the same number of devices as replicas of evenly divided shards; a program without padding has no cost."""
     uneven = Layout(shard=96, zero=zero)
     even = replace(uneven, replicate=3, shard=32)
     ours, theirs = (
@@ -248,7 +248,7 @@ def test_padded_weights_cost_memory_and_time(zero: int) -> None:
 ROWS, LENGTH = 2, 128
 
 
-def test_a_plan_of_a_gpu_counts_them_where_blocks_are_not_compiled() -> None:
+def test_a_gpu_plan_counts_intermediate_tensors_unless_blocks_are_compiled() -> None:
     model = MODEL.with_changes(
         vocabulary=512, layers=20, width=256, heads=4, kv_heads=2, mlp_width=704, sequence_length=LENGTH
     )
@@ -260,7 +260,9 @@ def test_a_plan_of_a_gpu_counts_them_where_blocks_are_not_compiled() -> None:
     }  # fmt: skip
     tokens = ROWS * LENGTH
     per_block = (held["off"] - held["auto"]) / 20
-    compiled = 2 * (4 * 256 + 512 + 2 * 256 + 512 + 3 * 704)  # norms, attention with its joined matmul, MLP, by hand
+    compiled = 2 * (
+        4 * 256 + 512 + 2 * 256 + 512 + 3 * 704
+    )  # norms, attention with its joined matmul, MLP, counted manually
     assert per_block == pytest.approx(tokens * (sum(part.eager_bytes for part in model.sublayers) - compiled))
 
 
@@ -278,7 +280,7 @@ def model(**changes: object) -> ModelConfig:
 
 
 class Dropout(torch.autograd.Function):
-    """With a mask of one byte, as on a GPU; torch's keeps fp32 on a CPU."""
+    """Dropout with a mask of one byte, as on a GPU; torch's dropout on a CPU keeps fp32."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, share: float) -> Tensor:
@@ -292,7 +294,7 @@ class Dropout(torch.autograd.Function):
 
 
 class WrittenOut(nn.Module):
-    """A block whose scores are written out: LayerNorm, attention, dropout, and an MLP, gated or not."""
+    """A block with explicit attention scores: LayerNorm, attention, dropout, and an MLP, gated or not."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
@@ -323,13 +325,15 @@ class WrittenOut(nn.Module):
 
 
 def kept_by_autograd(block: nn.Module) -> int:
-    """Bytes that autograd keeps, each storage once, without weights and what is not of the size of the tokens."""
+    """Return the bytes that autograd keeps, counting each storage once, without weights and tensors not of token size."""
     ours = {each.untyped_storage().data_ptr() for each in (*block.parameters(), *block.buffers())}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in ours and tensor.numel() > TOKENS:  # a norm's mean and scale are TOKENS numbers
+        if (
+            storage.data_ptr() not in ours and tensor.numel() > TOKENS
+        ):  # the mean and scale of a norm are TOKENS numbers
             storages[storage.data_ptr()] = storage
         return tensor
 
@@ -341,18 +345,18 @@ def kept_by_autograd(block: nn.Module) -> int:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_block_keeps_what_autograd_keeps(dropout: float, gated: bool) -> None:
+def test_activations_of_a_block_equal_those_of_autograd(dropout: float, gated: bool) -> None:
     config = model(gated=gated, activation="silu" if gated else "gelu")
     framework = Framework("written out", attention="unfused", dropout=dropout > 0, unfused_gate=True)
     torch.manual_seed(0)
-    # torch copies queries, keys and values that do not lie in order, once each; their products' results are not kept then
+    # torch copies non-contiguous queries, keys and values once each; the results of their products are then not kept
     expected = TOKENS * sum(activation_bytes_without_recompute(config, framework, Split(), 4).values())
     assert kept_by_autograd(WrittenOut(config, dropout)) == expected
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
-def test_korthikanti_table_2(tensor: int) -> None:
-    """The published bytes of a layer for s b h = 1 token x h, 16 bits (Korthikanti et al. 2022, table 2)."""
+def test_activations_equal_table_2_of_korthikanti(tensor: int) -> None:
+    """Published bytes of a layer for s b h = 1 token x h, 16 bits (Korthikanti et al. 2022, table 2)."""
     s, h, a, t = 2048, 6144, 64, tensor
     config = model(width=h, heads=a, kv_heads=a, head_dim=h // a, mlp_width=4 * h, sequence_length=s)
     published = {
@@ -368,19 +372,20 @@ def test_korthikanti_table_2(tensor: int) -> None:
 
 
 def test_fewer_key_heads_and_fused_attention_keep_less() -> None:
-    """By hand: 8 of 64 heads for keys and values, no scores but one fp32 sum a head, SwiGLU in one kernel."""
+    """Counted manually: 8 of 64 heads for keys and values, no scores but one fp32 sum per head, SwiGLU in one kernel."""
     h, f, a, d = 8192, 28672, 64, 128
     config = model(
         width=h, heads=a, kv_heads=8, head_dim=d, mlp_width=f, sequence_length=4096, **SWIGLU_WITHOUT_BIASES, norm="rms"
     )
     found = activation_bytes_without_recompute(config, frameworks.find("megatron-core-sync"), Split(), 2)
-    attention = h + (h + 2 * 1024) + h  # read, queries with keys and values, output
+    attention = h + (h + 2 * 1024) + h  # input, queries with keys and values, output
     assert sum(found.values()) == 2 * (2 * h + attention + h + 3 * f) + 4 * a
 
 
 def test_torchtitan_keeps_every_second_product() -> None:
-    """Of q, k, v, o, gate, up, down: q, v, gate and down (its policy counts from 1 and keeps the odd), and the attention's
-    output. A compiler drops the last, which nothing reads."""
+    """Of q, k, v, o, gate, up, down it keeps q, v, gate and down (its policy counts from 1 and keeps the odd ones) and the
+    attention's output. A compiler drops the last one, which nothing reads.
+    """
     h, f, kv = 4096, 14336, 1024
     sizes = {"width": h, "heads": 32, "kv_heads": 8, "head_dim": 128, "mlp_width": f, "sequence_length": 8192}
     config = model(**sizes, **SWIGLU_WITHOUT_BIASES, norm="rms")
@@ -389,7 +394,7 @@ def test_torchtitan_keeps_every_second_product() -> None:
         assert sum(kept(config, frameworks.find(name), Split(), 2, "selective").values()) == expected
 
 
-def test_gathered_inputs_are_kept_whole_where_a_program_does() -> None:
+def test_gathered_inputs_are_kept_if_the_program_keeps_them() -> None:
     config = model()
     divided = activation_bytes_without_recompute(config, Framework("x"), Split(4), 2)
     for share in (0.5, 1.0):

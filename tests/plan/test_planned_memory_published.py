@@ -1,4 +1,4 @@
-"""Planned memory beside tables that torchtitan and the Zero Bubble paper print, which stand here."""
+"""Planned memory compared with tables of torchtitan and the Zero Bubble paper, which are copied here."""
 
 from dataclasses import replace
 from statistics import mean
@@ -26,9 +26,9 @@ from tests.plan.plans import job_of
 GIB = 2**30
 LLAMA3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
 
-# torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 to 6, and llama3-8b_h200_202506_trainy-whitefiber.md:
-# program, model, sequence, what is not 1 of the layout, and GiB of the allocator's peak on the fullest rank. The pipeline's
-# batch is cut into 8 micro-batches, the program's default of then.
+# torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 to 6, and llama3-8b_h200_202506_trainy-whitefiber.md: program,
+# model, sequence, layout values other than 1, and GiB of the allocator's peak on the fullest rank. The pipeline's batch has 8
+# micro-batches, the program's default at that time.
 FULL: dict[str, Any] = {"recompute": "full"}
 TITAN: list[tuple[str, str, int, dict[str, Any], float]] = [
     ("torchtitan-eager", "8B", 8192, {"shard": 8, "micro_batch": 2}, 82.4),
@@ -49,8 +49,9 @@ TITAN: list[tuple[str, str, int, dict[str, Any], float]] = [
     ("torchtitan-2025", "8B", 8192, {"shard": 64, "micro_batch": 2}, 46.97),
 ]
 
-# Qi et al. 2023, "Zero bubble pipeline parallelism", table 4: blocks, hidden size, heads, ranks, micro-batch, and GB of Megatron's
-# 1F1B and of its interleaved schedule with a block a stage. No ZeRO; one block fewer on the first and on the last stage.
+# Qi et al. 2023, "Zero bubble pipeline parallelism", table 4: blocks, hidden size, heads, ranks, micro-batch, and GB of
+# Megatron's 1F1B and of its interleaved schedule with one block per stage. No ZeRO; one block fewer on the first and on the last
+# stage.
 BUBBLE = [
     (22, 2304, 24, 8, 6, 30, 40),
     (30, 4096, 32, 8, 3, 39, 48),
@@ -60,12 +61,12 @@ BUBBLE = [
 
 
 def peak(model: ModelConfig, layout: Layout, framework: Framework, micro_batches: int) -> float:
-    """GiB that the allocator takes."""
+    """Return the GiB of the allocator's peak."""
     batch = layout.data * layout.micro_batch * micro_batches
     return memory(job_of(model, layout, batch, framework)).reserved / GIB
 
 
-def test_torchtitans_tables() -> None:
+def test_peaks_equal_torchtitans_tables() -> None:
     errors = []
     for program, size, sequence, changes, measured in TITAN:
         layers, hidden, heads, ffn = LLAMA3[size]
@@ -78,7 +79,7 @@ def test_torchtitans_tables() -> None:
     assert mean(map(abs, errors)) < 0.035 and max(map(abs, errors)) < 0.09, errors
 
 
-def test_the_pipelines_of_the_zero_bubble_paper() -> None:
+def test_peaks_equal_those_of_the_zero_bubble_paper() -> None:
     found = frameworks.find("megatron-lm-2022")
     framework = replace(found, cut="ends")
     for layers, hidden, heads, ranks, micro_batch, plain, interleaved in BUBBLE:
@@ -111,7 +112,7 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
 
 
 def planned(row: dict[str, Any]) -> Memory:
-    """The plan of a row's recipe without a measured step, from what its process held before the model."""
+    """Return the plan of a row's recipe without a measured step, from the memory its process had before the model."""
     recipe, micro_batches = recipe_of(row), row["sequences"] // row["micro_batch"]
     is_paired = row["processes"] == 1 and min(row["threads"], micro_batches) >= NUM_WORKERS
     return peak_memory(
@@ -121,14 +122,14 @@ def planned(row: dict[str, Any]) -> Memory:
 
 
 def test_the_formula_has_its_stated_margin() -> None:
-    """Whole trainings that were measured (benchmarks/memory_cpu.py), of one process and of two that shard."""
+    """Measured whole trainings (benchmarks/memory_cpu.py) of one process and of two that shard."""
     for processes, least, most in ((1, -0.08, 0.37), (2, -0.27, 0.22)):
         rows = [row for row in ROWS if row["processes"] == processes]
         errors = [planned(row).total / row["measured_bytes"] - 1 for row in rows]
         assert len(rows) > 10 and least < min(errors) < 0 < max(errors) < most
 
 
-def test_a_measured_step_is_the_plan() -> None:
+def test_a_measured_step_is_the_basis_of_the_plan() -> None:
     row = {**ROWS[0], "layers": 3, "sequences": 8, "micro_batch": 2, "precision": "fp32"}
     recipe = recipe_of(row)
     device = devices.choose(recipe.train.changed(device="cpu", precision="fp32"))

@@ -1,4 +1,4 @@
-"""The planner held against published measurements, where the folder of reference files is at hand: times, layouts, memory."""
+"""The planner compared with published measurements, if the folder of reference files is present: times, layouts, memory."""
 
 from collections import Counter
 from statistics import median
@@ -11,7 +11,7 @@ from tests.benchmark_files import REFERENCE, needs_reference, program, results
 
 pytestmark = needs_reference
 
-# Mean absolute error that each set must keep to; the benchmark says what was fitted and what was only in view.
+# Largest accepted mean absolute error per set; the benchmark says which sets were fitted and which were only in view.
 LINE = {
     "A100 single node": 0.10, "A100 multi-node": 0.10, "SC'21 Table 1": 0.10, "SC'21 Table 2": 0.10,
     "SC'21 Table 2, ZeRO-3": 0.15, "Korthikanti Table 5": 0.10, "MegaScale": 0.10, "Llama 3 405B": 0.10,
@@ -25,7 +25,7 @@ def accuracy() -> ModuleType:
     return program("planner_accuracy")
 
 
-def test_every_set_keeps_its_line(accuracy: ModuleType) -> None:
+def test_every_set_stays_within_its_error(accuracy: ModuleType) -> None:
     cases = [*accuracy.planner_sets.read(REFERENCE), *accuracy.planner_vendor.cases()]
     rows = {row.set: row for row in accuracy.time_errors(cases, draws=0)}
     kept = {name: rows[name].mean_absolute for name in LINE if name in rows}
@@ -33,7 +33,7 @@ def test_every_set_keeps_its_line(accuracy: ModuleType) -> None:
     assert {name: size for name, size in kept.items() if size > LINE[name]} == {}
 
 
-def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) -> None:
+def test_chosen_layouts_are_the_measured_best_or_close(accuracy: ModuleType) -> None:
     choices = accuracy.regrets(accuracy.planner_sets.read(REFERENCE))
     if not choices:
         pytest.skip("the sweep is not among the reference files")
@@ -44,8 +44,8 @@ def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) 
         assert sum(choice.failed for choice in some) <= (1 if fitted else 0)
 
 
-def test_what_the_sweep_leaves_out_is_known_and_stated(accuracy: ModuleType) -> None:
-    """Of each reason as many rows as the page says, and none of other sets."""
+def test_rows_left_out_of_the_sweep_are_stated_on_the_page(accuracy: ModuleType) -> None:
+    """For each reason the number of rows equals that of the page, and no other sets are affected."""
     counts = Counter(case.left_out for case in accuracy.planner_sets.read(REFERENCE) if case.left_out)
     if not counts:
         pytest.skip("the sweep is not among the reference files")
@@ -54,8 +54,8 @@ def test_what_the_sweep_leaves_out_is_known_and_stated(accuracy: ModuleType) -> 
 
 
 @pytest.mark.parametrize("model", ["3.57B", "80.0B"])
-def test_half_of_the_sweeps_other_models_is_met(accuracy: ModuleType, model: str) -> None:
-    """A tenth of the sweep's rows are of broken runs, so that a mean says little and a median more."""
+def test_the_median_error_of_other_models_in_the_sweep(accuracy: ModuleType, model: str) -> None:
+    """A tenth of the sweep's rows come from broken runs, so the median says more than the mean."""
     name = f"{accuracy.planner_layouts.SWEEP} {model}"
     cases = [case for case in accuracy.planner_sets.read(REFERENCE) if case.set == name and not case.left_out]
     sound = [case for case in cases if case.seconds and accuracy.refuse(case.job) is None]
@@ -91,21 +91,23 @@ def test_the_mean_error_of_a_set(compared: Any, name: str, most: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "B200"])
-def test_what_ran_fits_and_what_failed_does_not(compared: Any, name: str) -> None:
+def test_runs_that_succeeded_fit_and_failed_ones_do_not(compared: Any, name: str) -> None:
     assert compared[1][name]["ran, said not to fit"] == []
     assert compared[1][name]["failed, said to fit"] == []
 
 
-def test_what_was_run_at_the_largest_micro_batch_is_said_to_fit(compared: Any) -> None:
-    """LLM Foundry's table: every row ran, most of them as full as its author could make them. Those that are said not to fit lie
-    at most 3% above the data sheet's figure, below which a device has a few percent more."""
+def test_runs_at_the_largest_micro_batch_fit_by_plan(compared: Any) -> None:
+    """Every row of LLM Foundry's table ran, most with the largest batch its author could fit.
+
+    Rows planned not to fit are at most 3% above the data sheet's memory; a device has a few percent more.
+    """
     ran = [found for name, found in compared[1].items() if name.startswith("MPT")]
     wrong = sum(len(found["ran, said not to fit"]) for found in ran)
     assert wrong <= 0.06 * sum(found["ran"] for found in ran)
 
 
-def test_every_set_that_ran_has_a_verdict_and_what_is_misjudged_is_said(compared: Any) -> None:
-    """The largest runs without recompute are said not to fit; the table must hold them, and by how much."""
+def test_every_set_has_a_verdict_and_misjudged_runs_are_listed(compared: Any) -> None:
+    """The largest runs without recompute are planned not to fit; the table must contain them with their excess."""
     found = compared[1]
     assert {"Llama 3 405B", "Megatron Bridge fp8", "Megatron Bridge fp8, scored"} <= found.keys()
     for name, row in found.items():

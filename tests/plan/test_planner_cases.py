@@ -1,4 +1,4 @@
-"""What the programs of benchmarks/ make of cases whose answers are known: errors, residuals, regret, failures, calibration."""
+"""Programs of benchmarks/ on cases with known answers: errors, residuals, regret, failures, calibration."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def write(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_every_figure_is_compared_with_what_the_program_says(tmp_path: Path) -> None:
+def test_every_figure_is_compared_with_the_programs_prediction(tmp_path: Path) -> None:
     found = planner_cases.read(write(tmp_path))
     rows = {row[0]: row for row in planner_cases.compared(found)}
     assert set(rows) == {"step", "memory", "run"} and found.steps[0].set == "mine"
@@ -47,7 +47,7 @@ def test_every_figure_is_compared_with_what_the_program_says(tmp_path: Path) -> 
     assert measured == 1.0 and "run: 1 cases" in planner_cases.show(found)
 
 
-def test_a_step_that_took_twice_the_time_has_half_the_error(tmp_path: Path) -> None:
+def test_a_step_that_took_twice_the_time_has_half_the_ratio(tmp_path: Path) -> None:
     once, twice = (
         next(
             row
@@ -59,7 +59,7 @@ def test_a_step_that_took_twice_the_time_has_half_the_error(tmp_path: Path) -> N
     assert once[4] == twice[4] and once[4] / once[2] == pytest.approx(2 * twice[4] / twice[2])
 
 
-def test_sources_weigh_alike_and_a_left_out_one_is_not_in_its_interval() -> None:
+def test_sources_have_equal_weight_and_a_left_out_source_does_not_shape_its_interval() -> None:
     def of(source: str, *values: float) -> list[Any]:
         return [planner_residuals.Residual(source, f"{source}{number}", value) for number, value in enumerate(values)]
 
@@ -73,7 +73,7 @@ def test_sources_weigh_alike_and_a_left_out_one_is_not_in_its_interval() -> None
     row = planner_residuals.pooled(even)
     assert row["tail"] == 0.1 and row["low"] == pytest.approx(-0.4, abs=0.02)
     assert row["middle"] == pytest.approx(0, abs=0.02) and row["high"] == pytest.approx(0.4, abs=0.02)
-    # One source spreads three times as wide as the others: their tails alone hold a third of it, so that the widest are taken.
+    # The spread of one source is three times that of the others: their tails cover a third of it, so the widest tails are chosen.
     wide = [one for one in even if one.source != "e"]
     wide += of("e", *(3 * number / 100 for number in range(-50, 51) for _ in range(8)))
     row = planner_residuals.pooled(wide)
@@ -90,7 +90,7 @@ SPLITS = ((8, 1, 1), (4, 2, 1), (2, 2, 2))  # shard, tensor, pipeline
 
 
 def cases(seconds: list[float | None], memory_gb: float = 80.0) -> list[Any]:
-    """A group of three layouts on a node that took so many times what is planned; None: failed."""
+    """Return a group of three layouts on a node with a given ratio of measured to planned time; None for a failed run."""
     device = replace(devices.find("H100"), memory=memory_gb * 1e9)
     found = []
     for (shard, tensor, pipeline), factor in zip(SPLITS, seconds, strict=True):
@@ -102,7 +102,7 @@ def cases(seconds: list[float | None], memory_gb: float = 80.0) -> list[Any]:
     return found
 
 
-def test_the_regret_is_what_the_choice_takes_over_the_best() -> None:
+def test_regret_is_the_share_of_the_best_rate_that_the_choice_loses() -> None:
     group = cases([1.0, 1.0, 1.0])
     (row,) = layouts.regrets(group)
     planned = {case.name: step(case.job).seconds for case in group}
@@ -149,7 +149,9 @@ SWEEP_ROWS = [
 
 
 def sweep_table(**changed: Any) -> dict[str, Any]:
-    """Of SWEEP_ROWS: one run of three of a layout, one run before the fix and one failure before it, one of another model."""
+    """Return the table for SWEEP_ROWS: one of two runs of a layout, a run and a failure before the fix, and one of another
+    model.
+    """
     early = {"3.57B, 1 nodes": "2-1-1-1@900 2-4-2-1 2-4-4-1"}
     return {
         "rows": 7,
@@ -162,7 +164,7 @@ def sweep_table(**changed: Any) -> dict[str, Any]:
     }
 
 
-def test_what_is_left_out_has_no_part_in_scores_but_its_memory() -> None:
+def test_left_out_rows_count_for_memory_only() -> None:
     cases = list(sets.layouts_h100(sweep.marked(SWEEP_ROWS, sweep_table())))
     (times,) = accuracy.time_errors(cases, draws=0)
     assert times.n == 3, "two runs of the shallow layout and the deep one after the fix"
@@ -177,7 +179,7 @@ def test_what_is_left_out_has_no_part_in_scores_but_its_memory() -> None:
     assert every["rows"] == 7 and every["memory"]["n"] == 5 and every["time"][0]["n"] == 5
 
 
-def test_halves_share_no_run_and_scores_are_of_one() -> None:
+def test_halves_are_disjoint_and_scores_cover_one() -> None:
     some = [runs.PublishedRun(name, 1e9, 1e10, 1.0, "H100 SXM", 8, {}) for name in "abcde"]
     assert runs.half(some, 0) == set("ace") and runs.half(some, 1) == set("bd")
     row = {"half": "scored", "hours": 100.0, "ideal": 50.0, "low": 80.0, "high": 160.0}
@@ -218,7 +220,7 @@ def test_a_slower_machine_is_found_from_three_steps_and_predicts_the_fourth() ->
     assert after < 0.05
 
 
-def test_steps_as_predicted_change_nothing() -> None:
+def test_steps_that_equal_the_prediction_change_nothing() -> None:
     found = calibrate([(job, step(job).seconds) for job in jobs()])
     assert found == PHYSICS
     assert calibrate([]) == PHYSICS

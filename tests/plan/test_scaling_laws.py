@@ -1,4 +1,4 @@
-"""The scaling laws against the figures their papers print, and against brute force where they print none."""
+"""Scaling laws compared with the figures of their papers, and with brute force where there are none."""
 
 import math
 
@@ -19,8 +19,8 @@ from bessemer.plan.scaling_laws import (
     training_flops,
 )
 
-# Hoffmann et al. 2022, tables 3 and A3: parameters, FLOPs, tokens. The rows of 67B print a rounded size. Approach 3's 175B row
-# prints e+24, which 6 N D of its own columns makes e+25.
+# Hoffmann et al. 2022, tables 3 and A3: parameters, FLOPs, tokens. The 67B rows print a rounded size. The 175B row of approach 3
+# prints e+24, but 6 N D of its own columns is e+25.
 TABLE_3 = [
     (400e6, 1.92e19, 8.0e9), (1e9, 1.21e20, 20.2e9), (10e9, 1.23e22, 205.1e9), (67e9, 5.76e23, 1.5e12), (175e9, 3.85e24, 3.7e12),
     (280e9, 9.90e24, 5.9e12), (520e9, 3.43e25, 11.0e12), (1e12, 1.27e26, 21.2e12), (10e12, 1.30e28, 216.2e12),
@@ -38,7 +38,7 @@ TABLE_A3_APPROACH_3 = [
 @pytest.mark.parametrize(
     ("law", "row"), [*((APPROACH_1, row) for row in TABLE_3), *((APPROACH_2, row) for row in TABLE_A3_APPROACH_2)]
 )
-def test_approaches_1_and_2_are_their_tables(law: Frontier, row: tuple[float, float, float]) -> None:
+def test_approaches_1_and_2_equal_their_tables(law: Frontier, row: tuple[float, float, float]) -> None:
     parameters, flops, tokens = row
     loose = 0.08 if parameters == 67e9 else 0.01
     assert law.flops_for(parameters) == pytest.approx(flops, rel=loose)
@@ -46,15 +46,15 @@ def test_approaches_1_and_2_are_their_tables(law: Frontier, row: tuple[float, fl
 
 
 @pytest.mark.parametrize("row", TABLE_A3_APPROACH_3)
-def test_approach_3_is_near_table_a3(row: tuple[float, float, float]) -> None:
-    """The table was not made with the constants that were published: sizes for a budget within 8%, tokens for a size 20%."""
+def test_approach_3_is_close_to_table_a3(row: tuple[float, float, float]) -> None:
+    """The table was not computed with the published constants: sizes for a budget agree within 8%, tokens for a size within 20%."""
     parameters, flops, tokens = row
     law = FRONTIERS["approach_3"]
     assert law.optimum(flops).parameters == pytest.approx(parameters, rel=0.08)
     assert law.optimal_tokens(parameters) == pytest.approx(tokens, rel=0.20)
 
 
-def test_exponents_are_those_of_table_2() -> None:
+def test_exponents_equal_those_of_table_2() -> None:
     assert APPROACH_1.exponent == pytest.approx(0.50, abs=0.005)
     assert APPROACH_2.exponent == pytest.approx(0.49, abs=0.005)
     assert APPROACH_3.exponent == pytest.approx(0.46, abs=0.005)
@@ -63,7 +63,7 @@ def test_exponents_are_those_of_table_2() -> None:
 
 @pytest.mark.parametrize("law", [APPROACH_3, REPLICATION])
 @pytest.mark.parametrize("flops", [1e18, 5.76e23, 1e27])
-def test_the_closed_form_is_the_lowest_of_a_grid(law: LossLaw, flops: float) -> None:
+def test_the_closed_form_equals_the_minimum_of_a_grid(law: LossLaw, flops: float) -> None:
     best = law.frontier.optimum(flops)
     lowest = law.loss(best.parameters, best.tokens)
     for step in range(-400, 401):
@@ -72,7 +72,7 @@ def test_the_closed_form_is_the_lowest_of_a_grid(law: LossLaw, flops: float) -> 
 
 
 def test_textbook_figures() -> None:
-    """6e23 FLOPs are 71B parameters and 1.4T tokens by N = sqrt(C / 120); GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
+    """By N = sqrt(C / 120), 6e23 FLOPs are 71B parameters and 1.4T tokens; GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
     plan = RULE.optimum(6e23)
     assert plan.parameters == pytest.approx(71e9, rel=0.01)
     assert plan.tokens == pytest.approx(1.4e12, rel=0.02)
@@ -82,7 +82,7 @@ def test_textbook_figures() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
-def test_sizes_that_are_none_are_refused(value: float) -> None:
+def test_invalid_sizes_are_errors(value: float) -> None:
     for call in (
         lambda: RULE.optimum(value),
         lambda: RULE.optimal_tokens(value),
@@ -94,7 +94,7 @@ def test_sizes_that_are_none_are_refused(value: float) -> None:
             call()
 
 
-def test_what_repetition_is_worth() -> None:
+def test_the_value_of_repeated_tokens() -> None:
     fresh, four, forty = (scaling_laws.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
     assert fresh.worth == 1.0 and fresh.effective_tokens == 1e9
     assert 0.9 < four.worth < 1.0  # "up to 4 epochs almost as good as new" (abstract)
@@ -104,7 +104,7 @@ def test_what_repetition_is_worth() -> None:
         scaling_laws.repetition(1e9, 0)
 
 
-def test_a_plan_is_compared_by_what_its_tokens_are_worth() -> None:
+def test_plans_are_compared_by_the_value_of_their_tokens() -> None:
     fresh, seen = scaling_laws.compare(70e9, 1.4e12), scaling_laws.repetition(140e9, 1.4e9)
     assert set(optimal_tokens(70e9)) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
     assert fresh["ratio"] == pytest.approx(1.0) and fresh["optimal_tokens_by_law"] == optimal_tokens(70e9)
@@ -121,14 +121,16 @@ MOONLIGHT = [
 
 
 @pytest.mark.parametrize("row", MOONLIGHT)
-def test_moonlight_is_its_table(row: tuple[float, float, float, int]) -> None:
+def test_the_moonlight_law_equals_its_table(row: tuple[float, float, float, int]) -> None:
     parameters, tokens, rate, sequences = row
     assert scaling_laws.learning_rates(parameters, tokens)["moonlight"] == pytest.approx(rate, rel=0.06)
     assert scaling_laws.optimal_batches(parameters, tokens)["moonlight"] == pytest.approx(sequences * 8192, rel=0.2)
 
 
-def test_zhang_in_millions_of_tokens_meets_its_other_fits() -> None:
-    """Zhang et al. 2024: 93.20 N^0.47 at 20 tokens a parameter, 621.341 N^0.087 at 3.072B tokens; N in millions, sequences."""
+def test_the_batch_law_of_zhang_agrees_with_its_other_fits() -> None:
+    """Zhang et al. 2024: 93.20 N^0.47 at 20 tokens per parameter, 621.341 N^0.087 at 3.072B tokens; N in millions, batch in
+    sequences.
+    """
     for millions in (85, 151, 302, 604, 1200):
         along = scaling_laws.critical_batches(millions * 1e6, 20e6 * millions)["zhang"]
         assert along / 512 == pytest.approx(93.20 * millions**0.47, rel=0.01)
@@ -136,9 +138,11 @@ def test_zhang_in_millions_of_tokens_meets_its_other_fits() -> None:
     assert fixed / 512 == pytest.approx(621.341 * 151**0.087, rel=0.05)
 
 
-def test_deepseek_and_steplaw_are_their_formulas() -> None:
-    """DeepSeek LLM 7B and 67B were trained with 2,304 and 4,608 sequences of 4,096 at 4.2e-4 and 3.2e-4 (Bi et al. 2024, table 2):
-    the law, made before, lies within its own band of them."""
+def test_deepseek_and_steplaw_equal_their_formulas() -> None:
+    """DeepSeek LLM 7B and 67B used 2,304 and 4,608 sequences of 4,096 at 4.2e-4 and 3.2e-4 (Bi et al. 2024, table 2).
+
+    The law, which is older, agrees with them within its own band.
+    """
     for parameters, sequences, rate in ((6.1e9, 2304, 4.2e-4), (66e9, 4608, 3.2e-4)):
         assert scaling_laws.optimal_batches(parameters, 2e12)["deepseek"] == pytest.approx(sequences * 4096, rel=0.25)
         assert scaling_laws.learning_rates(parameters, 2e12)["deepseek"] == pytest.approx(rate, rel=0.1)

@@ -1,4 +1,4 @@
-"""Our lists beside those that torch's own schedule objects run, and the timetable beside the published formulas."""
+"""Pipeline schedules compared with those of torch's schedule classes, and the timetable compared with published formulas."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ GRID = [
 
 
 class StageOfTorch:
-    """What a schedule asks a stage before it runs; there is nothing to send, and `done` notes what it is told to compute."""
+    """Stand-in for a pipeline stage of torch: sends nothing, and records in `done` the computations it is asked for."""
 
     submod = None
     has_backward = True
@@ -61,7 +61,7 @@ class StageOfTorch:
 
 
 def loop_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
-    """What ScheduleGPipe and Schedule1F1B do on each rank, from the calls that their loops make."""
+    """Return the actions of ScheduleGPipe and Schedule1F1B on each rank, from the calls of their loops."""
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     rows = []
@@ -75,12 +75,12 @@ def loop_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_lists_are_what_torchs_loops_do(name: str) -> None:
+def test_schedules_equal_those_of_torchs_loops(name: str) -> None:
     for p, m in ((1, 3), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 11), (8, 16)):
         assert to_csv_rows(generate(name, p, m)) == loop_of_torch(name, p, m), (p, m)
 
 
-def test_the_lists_are_those_of_torchs_classes() -> None:
+def test_schedules_equal_those_of_torchs_classes() -> None:
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     rows = [row[1:] for row in GRID if row[0] == "interleaved" and row[1] * row[2] <= 64]
@@ -97,7 +97,7 @@ def test_the_lists_are_those_of_torchs_classes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
+def test_schedules_are_complete_and_free_of_deadlocks(name: str) -> None:
     rows = [row[1:] for row in GRID if row[0] == name]
     assert len(rows) > 30
     for p, m, v in rows:
@@ -105,7 +105,7 @@ def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
         check(schedule)
         table = simulate(schedule, Durations(1, 2))
         ended = {slot.action: (slot.start, slot.end) for row in table.slots for slot in row}
-        for action, (start, _) in ended.items():  # by another way than the simulation's
+        for action, (start, _) in ended.items():  # by another method than the simulation
             kinds = ("F",) if action.kind == "F" else ("B", "I")
             beside = action.stage + (-1 if action.kind == "F" else 1)
             if action.kind == "W":
@@ -118,7 +118,7 @@ def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
         assert table.active == pytest.approx(3 * m * schedule.stages)
 
 
-def test_a_knot_is_found() -> None:
+def test_a_deadlock_is_detected() -> None:
     whole = generate("1f1b", 2, 3)
     first, second = whole.steps
     knot = (first[0], Action(0, "B", 0), *(step for step in first[1:] if str(step) != "0B0"))
@@ -128,7 +128,7 @@ def test_a_knot_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_utilisation_is_m_of_p_plus_m_minus_1(name: str) -> None:
+def test_utilisation_is_m_over_m_plus_p_minus_1(name: str) -> None:
     for p in range(1, 13):
         for m in (1, 2, 3, 4, 7, 8, 16, 33):
             for durations in (TEXTBOOK, WORK, Durations(3, 5)):
@@ -139,7 +139,7 @@ def test_utilisation_is_m_of_p_plus_m_minus_1(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_bubble_is_that_of_the_timetable(name: str) -> None:
+def test_the_timetable_has_the_published_bubble(name: str) -> None:
     compared = 0
     for p, m, v in [row[1:] for row in GRID if row[0] == name]:
         for durations in (TEXTBOOK, WORK):
@@ -151,8 +151,8 @@ def test_the_published_bubble_is_that_of_the_timetable(name: str) -> None:
     assert compared > 20
 
 
-def test_activations_held() -> None:
-    """GPipe: all of them; 1F1B: as many as ranks from here on; the V shapes: the same on every rank."""
+def test_micro_batches_in_flight_per_rank() -> None:
+    """GPipe keeps all; 1F1B as many as there are ranks from here on; the V shapes the same on every rank."""
     for p, m in ((2, 4), (4, 8), (4, 16), (8, 16)):
         ranks = range(p)
         assert [generate("gpipe", p, m).peak_in_flight(rank) for rank in ranks] == [m] * p
@@ -160,13 +160,13 @@ def test_activations_held() -> None:
         assert [generate("zbv", p, m).peak_in_flight(rank) for rank in ranks] == [p] * p
         assert [generate("dualpipev", p, m).peak_in_flight(rank) for rank in ranks] == [p + 0.5] * p
         for v in (2, 4):
-            # Narayanan et al. 2021, section 2.2: warm-up of (v - 1) p + 2 (p - 1 - rank), and the one under way
+            # Narayanan et al. 2021, section 2.2: warm-up of (v - 1) p + 2 (p - 1 - rank), and the current one
             wanted = [((v - 1) * p + 2 * (p - 1 - rank) + 1) / v for rank in ranks]
             assert [generate("interleaved", p, m, v).peak_in_flight(rank) for rank in ranks] == wanted
 
 
-def test_a_slow_stage_costs_time() -> None:
-    """By hand, p = 2, m = 2, F = B = 1: the second stage takes 3 for each."""
+def test_a_slow_stage_slows_the_step() -> None:
+    """Counted manually, p = 2, m = 2, F = B = 1: the second stage takes 3 for each."""
     table = simulate(generate("gpipe", 2, 2), Durations(1, 1, stages=(1, 3)))
     assert [[(str(slot.action), slot.start, slot.end) for slot in row] for row in table.slots] == [
         [("0F0", 0, 1), ("0F1", 1, 2), ("0B0", 10, 11), ("0B1", 13, 14)],
@@ -175,7 +175,7 @@ def test_a_slow_stage_costs_time() -> None:
     assert (table.timesteps, table.active, table.idle) == (14, 16, 12)
 
 
-def test_a_pair_gives_its_results_when_both_are_done() -> None:
+def test_an_overlapped_pair_returns_results_when_both_are_done() -> None:
     table = simulate(generate("dualpipev", 2, 5), WORK)
     slots = {str(slot.action): slot for row in table.slots for slot in row}
     pair = next(step for step in table.schedule.steps[0] if "OVERLAP" in str(step))
@@ -186,7 +186,7 @@ def test_a_pair_gives_its_results_when_both_are_done() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_gpipes_flow_is_exact_whatever_the_stages_take(seed: int) -> None:
+def test_the_gpipe_formula_is_exact_for_any_stage_times(seed: int) -> None:
     chance = random.Random(seed)
     p, m = chance.choice([2, 4, 8]), chance.choice([1, 2, 8, 32])
     scale = tuple(chance.uniform(0.5, 2.0) for _ in range(p))
@@ -206,7 +206,7 @@ def test_one_slow_stage_sets_the_pace(seed: int) -> None:
 
 
 def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:
-    """Fewer are taken that the schedule takes: rounds of the interleaved one are of equal size."""
+    """The simulation takes fewer micro-batches that the schedule allows: rounds of the interleaved one have equal size."""
     for layout, count in (
         (Parallel(pipeline=3, schedule="interleaved"), 510),
         (Parallel(pipeline=9, schedule="dualpipev"), 300),
@@ -227,16 +227,16 @@ EVEN += [(name, 2, p, m) for name in ("zbv", "dualpipev") for p, m in ((2, 4), (
 
 
 @pytest.mark.parametrize(("name", "v", "p", "m"), EVEN)
-def test_stages_alike_take_what_the_simulated_list_takes(name: str, v: int, p: int, m: int) -> None:
+def test_equal_stages_take_the_simulated_time(name: str, v: int, p: int, m: int) -> None:
     simulated = simulate(generate(name, p, m, v), Durations(1.0, 2.0)).timesteps
     assert pipeline_seconds(name, p, v, m, (1.0,) * p * v, (2.0,) * p * v) == pytest.approx(simulated)
 
 
 def check(schedule: ScheduleActions) -> None:
-    """Raises ValueError unless the lists are complete and every stage lies where `rank_of_stage` says.
+    """Raise ValueError unless the lists are complete and every stage is on the rank of `rank_of_stage`.
 
-    Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
-    the ranks can wait for each other in this order, the simulation finds out (timetable.simulate).
+    Complete lists have for each stage each micro-batch's forward once, and its backward once, whole or as I and then W.
+    timetable.simulate finds out whether the ranks wait for each other.
     """
     seen: Counter[Action] = Counter()
     for rank, steps in enumerate(schedule.steps):
@@ -258,14 +258,13 @@ def check(schedule: ScheduleActions) -> None:
 
 
 def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> float | None:
-    """The published time-steps that a step takes beyond its work, all stages alike. None: no such formula.
+    """Return the published time-steps of a step beyond its work with equal stages, or None without a formula.
 
-    gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of
-    stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, where
-    forward, I and W take the same time and m >= 2p - 1: nothing within a rank's span (Qi et al. 2023, section 6), and
-    p - 1 forwards over all, until the last rank has its first input. dualpipev, likewise where they take the same
-    time: (p - 1)(F&B + B - 3W), F&B an overlapped pair, here as long as both (table of the authors' DualPipe
-    repository, whose PP is 2p).
+    gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1). interleaved, with m a multiple of p: the same for
+    stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, if forward, I
+    and W take the same time and m >= 2p - 1: nothing within a rank's span (Qi et al. 2023, section 6), and p - 1 forwards in
+    total, until the last rank has its first input. dualpipev, also with equal times: (p - 1)(F&B + B - 3W), where F&B is an
+    overlapped pair, here as long as both (table of the authors' DualPipe repository, whose PP is 2p).
     """
     asked, p, m = durations or Durations(), schedule.ranks, schedule.micro_batches
     if asked.stages is not None:
@@ -282,7 +281,7 @@ def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> flo
 
 
 def every_cut(number: int, stages: int) -> list[tuple[range, ...]]:
-    """All ways to cut so many blocks, by trying them."""
+    """Return all splits of the blocks into stages."""
     found = []
     for borders in itertools.combinations_with_replacement(range(number + 1), stages - 1):
         cut = tuple(itertools.starmap(range, itertools.pairwise((0, *borders, number))))
@@ -292,10 +291,10 @@ def every_cut(number: int, stages: int) -> list[tuple[range, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
+def test_no_split_has_a_cheaper_largest_stage(seed: int) -> None:
     draw = random.Random(seed)
     number, stages = draw.randint(4, 9), draw.randint(1, 4)
-    # whole numbers, so that sums are exact and ties happen
+    # whole numbers, so that sums are exact and ties occur
     of = Costs(tuple(float(draw.randint(1, 6)) for _ in range(number)), draw.randint(0, 2), draw.randint(0, 12))
     cut = split_blocks(of.blocks, of.embedding, of.head, stages)
     assert [block for blocks in cut for block in blocks] == list(range(number))
@@ -313,16 +312,16 @@ def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, Model
     return recipe, model_config(recipe, vocabulary)
 
 
-def test_the_parts_are_the_plans_flops() -> None:
+def test_costs_of_the_parts_add_up_to_the_plans_flops() -> None:
     _, config = resolved("gpt2-124m", 50_257)
     parts = Costs.of(config)
     assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
-    # two products for each of forward, input and weight: vocabulary x width, padded as the model pads it
+    # two products for each of forward, input and weight: vocabulary x width, padded as in the model
     assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
 
 
 def test_gpt2s_head_is_counted() -> None:
-    """It costs as much as five of the twelve blocks: the last of two stages has 4 of them."""
+    """It costs as much as five of the twelve blocks: the last of two stages has 4 blocks."""
     _, config = resolved("gpt2-124m", 50_257)
     parts = Costs.of(config)
     assert 4 < parts.head / parts.blocks[0] < 6
@@ -333,7 +332,7 @@ def test_gpt2s_head_is_counted() -> None:
 
 
 def test_a_classifiers_head_takes_no_block_from_the_last_stage() -> None:
-    """It reads one row a text, so that it is in the FLOPs of no token."""
+    """It reads one row per text, so no token's FLOPs include it."""
     config = ModelConfig(
         vocabulary=512, layers=8, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128, labels=2,
         head_transform=True, norm_position="residual", causal=False,
@@ -347,7 +346,7 @@ def timetable(name: str, p: int, m: int, durations: Durations | None = None) -> 
     return simulate(generate(name, p, m), durations)
 
 
-def test_the_textbooks_picture() -> None:
+def test_the_drawing_equals_the_textbook() -> None:
     assert schedule_table.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0 B1",
@@ -355,7 +354,7 @@ def test_the_textbooks_picture() -> None:
     ]
 
 
-def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
+def test_long_actions_are_drawn_with_dashes_and_narrow_terminals_with_panels() -> None:
     assert schedule_table.lines(timetable("1f1b", 2, 3), 28) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0───",
@@ -396,18 +395,16 @@ def test_the_command_draws_and_counts(capsys: pytest.CaptureFixture[str], monkey
     assert found["slots"][3][1] == ["3B0", 4, 6]
 
 
-def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stages_of_a_recipe_take_the_time_of_their_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "gpt2-124m", "--schedule", "1f1b:2x8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["blocks"] for row in found["cut"]] == [[0, 8], [8, 12]]
     shares = [row["share"] for row in found["cut"]]
     assert sum(shares) == pytest.approx(1) and shares[0] < shares[1]
-    assert found["utilisation"] < 8 / 9  # what equal stages would give
+    assert found["utilisation"] < 8 / 9  # bubble of equal stages
     table = schedule_table.table(schedule_table.plan_schedule("zbv", 2, 4), 100)
     assert "stage " not in table.splitlines()[-1]
-    path = tmp_path / "mine.toml"  # of no run
+    path = tmp_path / "mine.toml"  # without a run
     path.write_text("[model]\nlayers = 4\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n")
     assert run_command(["plan", str(path), "--schedule", "1f1b:2x4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["cut"]) == 2

@@ -1,4 +1,4 @@
-"""The time of a step: its arithmetic against closed forms, what must not make it slower, and published measurements."""
+"""The time of a step: its arithmetic compared with closed forms, monotonicity, and published measurements."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,16 +62,16 @@ def test_the_parts_add_up_and_none_is_negative(split: dict[str, Any], framework:
     assert 0 < taken.mfu <= taken.hfu < 1
 
 
-def test_flops_are_those_of_the_model_and_recompute_adds_the_forward_pass() -> None:
+def test_flops_equal_those_of_the_model_and_recompute_adds_the_forward_pass() -> None:
     tokens = 256 * LLAMA.sequence_length
     plain, full = step(job(framework="megatron-core")), step(job(framework="megatron-core", recompute="full"))
     assert plain.model_flops == full.model_flops == pytest.approx(flops_per_token(LLAMA) * tokens)
     assert plain.hardware_flops == plain.model_flops
     head = 6.0 * LLAMA.vocabulary * LLAMA.width
     assert full.hardware_flops - full.model_flops == pytest.approx((flops_per_token(LLAMA) - head) / 3 * tokens)
-    ours = step(job(framework="bessemer", recompute="selective"))  # keeps what matmuls and attention give
+    ours = step(job(framework="bessemer", recompute="selective"))  # keeps the results of matmuls and attention
     assert ours.hardware_flops == ours.model_flops
-    # selective: Korthikanti et al. 2022, appendix A: 1 + s / (6 h) times, attention not halved; ours has the causal half.
+    # selective: Korthikanti et al. 2022, appendix A: 1 + s / (6 h) times, with attention not halved; ours has the causal half.
     model = gpt(12_288, 96, 96)
     part = step(job(model, "A100", framework="megatron-lm-2022", recompute="selective"))
     assert part.hardware_flops / part.model_flops == pytest.approx(1 + 2048 / (12 * 12_288), rel=0.01)
@@ -87,7 +87,7 @@ def test_a_product_is_bound_by_the_matrix_units_or_by_the_memory() -> None:
     assert thin == pytest.approx(2 * 16_384**2 / (device.bandwidth * how.bandwidth), rel=0.01)
 
 
-def test_collectives_are_the_closed_forms_of_a_ring() -> None:
+def test_collectives_equal_the_closed_forms_of_a_ring() -> None:
     cluster = ClusterSpec.of(devices.find("H100"), 64)
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, intra=1.0, inter=1.0)
     inside, across = collectives.of(cluster, 8, 1, how), collectives.of(cluster, 8, 8, how)
@@ -99,9 +99,9 @@ def test_collectives_are_the_closed_forms_of_a_ring() -> None:
     assert collectives.send(cluster, (0, 1), 4, 1e9, how) == pytest.approx(1 / 450)
     assert collectives.send(cluster, (1, 2), 4, 1e9, how) == pytest.approx(1 / 50)
     assert collectives.send(cluster, (1, 1), 4, 1e9, how) == 0
-    # Ranks 3 apart: those of 6 and 9 are on two nodes, of 3 and 6 some are.
+    # Ranks with a stride of 3: groups of 6 and 9 are on two nodes, and some of 3 and 6.
     assert [collectives.send(cluster, (k, k + 1), 3, 450e9, how) for k in range(3)] == pytest.approx([1, 9, 9])
-    # Groups that a node's devices cannot be divided by: 6 to 11 has two on one node, (6, 8, 10) has one.
+    # Groups that do not divide a node's devices: 6 to 11 has two on one node, (6, 8, 10) has one.
     assert collectives.gather(collectives.of(cluster, 6, 1, how), 6e9) == pytest.approx(5 / 6 * 6e9 / 100e9)
     assert collectives.gather(collectives.of(cluster, 3, 2, how), 3e9) == pytest.approx(2 / 3 * 3e9 / 50e9)
     assert collectives.gather(collectives.of(cluster, 1, 1, how), 1e9) == 0
@@ -114,9 +114,9 @@ def test_collectives_are_the_closed_forms_of_a_ring() -> None:
 @pytest.mark.parametrize(
     ("split", "slow"),
     [
-        # By rank of the pipeline, each 4 devices of a node of 8: every second boundary is between nodes.
+        # By rank of the pipeline, each with 4 devices of a node of 8: every second boundary is between nodes.
         ({"shard": 4, "pipeline": 8}, 1),
-        ({"shard": 4, "pipeline": 8, "schedule": "gpipe"}, 2),  # the two passes are one after the other
+        ({"shard": 4, "pipeline": 8, "schedule": "gpipe"}, 2),  # the two passes are sequential
         ({"shard": 4, "pipeline": 8, "virtual": 2, "schedule": "interleaved"}, 2),  # two stages on each
         ({"shard": 8, "pipeline": 4}, 2),  # all boundaries are between nodes, and a stage has two of them
         ({"shard": 32}, 0),
@@ -127,8 +127,9 @@ def test_collectives_are_the_closed_forms_of_a_ring() -> None:
 def test_a_boundary_between_stages_takes_as_long_as_its_link(
     split: dict[str, Any], slow: int, framework: str
 ) -> None:  # fmt: skip
-    """Against the time of the messages alone, when the network is so slow that nothing else counts. `slow`: messages between nodes
-    that one stage waits for in a micro-batch."""
+    """The network is so slow that only the messages count. `slow` is the number of messages between nodes that one stage waits
+    for per micro-batch.
+    """
     planned = job(batch=1024, framework=framework, **split)
     cluster = replace(planned.cluster, inter_bandwidth=1e6)
     taken = step(replace(planned, cluster=cluster))
@@ -155,7 +156,7 @@ def test_a_better_device_is_never_slower(better: dict[str, float], split: dict[s
     assert step(after).seconds <= step(before).seconds
 
 
-def test_waiting_for_the_host_is_the_host_alone_and_goes_with_its_speed() -> None:
+def test_host_time_depends_only_on_the_speed_of_the_host() -> None:
     small = ModelConfig(50_304, 12, 256, 4, 4, 64, 1024, 128, qk_norm="none")
     slow = step(job(small, batch=8, framework="nanotron"))
     framework = frameworks.find("nanotron")
@@ -165,7 +166,7 @@ def test_waiting_for_the_host_is_the_host_alone_and_goes_with_its_speed() -> Non
     assert fast.host == 0 < slow.host
 
 
-def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch() -> None:
+def test_gradients_of_replicas_and_shards_travel_once_or_per_micro_batch() -> None:
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, spread=0.0)
     plain = job(framework="megatron-core-sync", replicate=8)
     held = held_parameters(plain)[0]
@@ -184,15 +185,16 @@ def test_the_optimizers_time_is_divided_by_zero() -> None:
     how = replace(PHYSICS, step=0.0)
     whole = job(framework="megatron-core-sync", replicate=8)
     held = held_parameters(whole)[0]
-    # Adam in mixed precision: gradient read, master and moments both ways, weight written; 4 passes over gradients besides.
+    # Adam in mixed precision: gradient read, master and moments read and written, weight written; 4 passes over gradients in
+    # addition.
     bytes_each = 4 + 2 * (4 + 8) + 2 + 4 * 4
     assert optimizer_seconds(whole, how) == pytest.approx(held * bytes_each / (3350e9 * how.bandwidth))
     sharded = whole.with_layout(replicate=1, shard=8, zero=3)
     assert optimizer_seconds(sharded, how) == pytest.approx(optimizer_seconds(whole, how) / 8)
 
 
-# Narayanan et al. 2021, table 1: parameters in 1e9 and what a GPU does in TFLOP/s, the recomputed forward pass counted; layers,
-# hidden, heads, tensor, pipeline, data, batch; micro-batch and stages a device from examples/sc21/run_table_1.sh of Megatron-LM.
+# Narayanan et al. 2021, table 1: parameters in 1e9 and TFLOP/s per GPU, including the recomputed forward pass; layers, hidden,
+# heads, tensor, pipeline, data, batch; micro-batch and stages per device from examples/sc21/run_table_1.sh of Megatron-LM.
 SC21 = [
     (1.7, 137, 24, 2304, 24, 1, 1, 32, 512, 16, 1),
     (76.1, 140, 60, 10240, 80, 8, 4, 32, 1792, 2, 3),
@@ -202,7 +204,7 @@ SC21 = [
 
 
 @pytest.mark.parametrize("row", SC21)
-def test_sc21s_table_is_met_within_ten_percent(row: tuple[Any, ...]) -> None:
+def test_steps_agree_with_the_sc21_table_within_ten_percent(row: tuple[Any, ...]) -> None:
     size, tflops, layers, hidden, heads, t, p, d, batch, micro, v = row
     model = gpt(hidden, layers, heads)
     assert model.parameters == pytest.approx(size * 1e9, rel=0.03)  # the paper's figures are rounded
@@ -221,9 +223,11 @@ TITAN = [(8, "torchtitan-eager", "bf16", 5762), (8, "torchtitan", "bf16", 6667),
 
 
 @pytest.mark.parametrize(("gpus", "framework", "precision", "rate"), TITAN)
-def test_torchtitans_table_is_met_within_ten_percent(gpus: int, framework: str, precision: Any, rate: float) -> None:
+def test_steps_agree_with_torchtitans_table_within_ten_percent(
+    gpus: int, framework: str, precision: Any, rate: float
+) -> None:
     h100 = devices.find("H100")
-    slower = (5 / 7) ** (1 / 3)  # 500 W of 700
+    slower = (5 / 7) ** (1 / 3)  # 500 of 700 W
     device = replace(
         h100, memory=96e9, bandwidth=2.4e12, matmul=h100.matmul * slower, matmul_fp8=(h100.matmul_fp8 or 0) * slower
     )  # fmt: skip
@@ -235,7 +239,7 @@ def test_torchtitans_table_is_met_within_ten_percent(gpus: int, framework: str, 
 
 
 @pytest.mark.parametrize("name", devices.catalogue())
-def test_every_device_of_the_catalogue_makes_a_step(name: str) -> None:
+def test_every_device_of_the_catalogue_has_a_step_time(name: str) -> None:
     device = devices.find(name)
     for precision in device.flops:
         taken = step(job_of(LLAMA, Layout(shard=8, zero=3), 32, device=name, precision=precision))
@@ -257,7 +261,7 @@ def torch_job(
 
 
 def pair() -> float:
-    """Seconds of a gather and a scatter of one activation in 16 bits among 8 ranks of a node."""
+    """Return the seconds of a gather and a scatter of one activation in 16 bits among 8 ranks of a node."""
     return collectives.reduce(collectives.of(ClusterSpec.of(H100, 8), 8, 1, PHYSICS), 2.0 * TOKENS * WIDTH)
 
 
@@ -265,20 +269,22 @@ def tensor(wanted: Job) -> float:
     return micro_batch_seconds(wanted, PHYSICS).tensor
 
 
-def test_selective_recompute_gathers_again_but_does_not_scatter_again() -> None:
-    """torchtitan's list of what is saved has reduce_scatter and not all_gather: 2 of a block's 4 collectives, once more."""
+def test_selective_recompute_repeats_gathers_but_not_scatters() -> None:
+    """torchtitan's list of saved results has reduce_scatter but not all_gather: 2 of a block's 4 collectives run again."""
     assert tensor(torch_job()) == pytest.approx(4 * pair())
     assert tensor(torch_job(recompute="selective")) == pytest.approx(5 * pair())
-    # Full: all but the scatter after the last matmul.
+    # Full: all except the scatter after the last matmul.
     assert tensor(torch_job(recompute="full")) == pytest.approx(5.5 * pair())
     assert tensor(torch_job(recompute="full", changes={"early_stop": False})) == pytest.approx(6 * pair())
-    # Without sequence parallelism an all-reduce has no gather by itself.
+    # Without sequence parallelism an all-reduce cannot be split into its gather.
     assert tensor(torch_job(recompute="selective", sequence_parallel=False)) == pytest.approx(4 * pair())
     assert tensor(torch_job(recompute="full", sequence_parallel=False)) == pytest.approx(5 * pair())
 
 
-def test_what_pytorch_pairs_with_products_is_less_than_all() -> None:
-    """Forward everything, backward the gathers: 3 of 4 pairs' halves; with a scale for each row the forward scatters alone."""
+def test_pytorch_overlaps_only_some_collectives_with_matmuls() -> None:
+    """It pairs everything in the forward pass and the gathers in the backward pass: halves of 3 of 4 pairs; with a scale per row
+    only the forward scatters.
+    """
     shows = {"tensor_overlap": 1.0}
     assert tensor(torch_job(changes={**shows, "paired": "all"})) == pytest.approx(0.0, abs=1e-12)
     assert tensor(torch_job(changes=shows)) == pytest.approx(1 * pair())
@@ -290,22 +296,24 @@ def test_sequences_gathered_together_are_copied_into_place() -> None:
     added = step(torch_job()).elementwise - step(torch_job(changes={"copies": False})).elementwise
     assert added == pytest.approx(32 * bytes_ / (H100.bandwidth * PHYSICS.bandwidth))
     one = step(torch_job(micro_batch=1)).elementwise
-    assert one == step(torch_job(micro_batch=1, changes={"copies": False})).elementwise  # one sequence is in place
+    assert (
+        one == step(torch_job(micro_batch=1, changes={"copies": False})).elementwise
+    )  # a single sequence is already in place
 
 
-def test_casts_move_what_torchao_reads_and_writes() -> None:
-    """10 tokens, 8 wide, matmuls (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
+def test_casts_move_the_bytes_that_torchao_reads_and_writes() -> None:
+    """10 tokens, width 8, matmuls (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
     shapes = [BlockMatmul(10, *sizes) for sizes in ((8, 6), (4, 8), (8, 12), (6, 8))]
     assert cast_bytes(10, shapes, 8, 1, "tensor") == (5 * (260 + 224), 5 * 340 + 2 * (340 + 260) + 2 * 224)
-    # Cast on 2 ranks each before it is gathered: 8 less of what is read, and of gradients.
+    # Each cast on 2 ranks before it is gathered: 8 less of the read input, and of gradients.
     assert cast_bytes(10, shapes, 8, 2, "tensor") == (5 * (180 + 224), 5 * 260 + 2 * (340 + 260) + 2 * 224)
-    # Rows: input, weight and gradient are cast along both sides, after the gather.
+    # Rows: input, weight and gradient are cast along both dimensions, after the gather.
     for split in (1, 2):
         assert cast_bytes(10, shapes, 8, split, "row") == (5 * (260 + 224), 10 * 340 + 5 * (260 + 224))
 
 
-def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> None:
-    """Llama 3 8B has 4 query heads to a key. They travel once forward and twice backward; without overlap."""
+def test_a_ring_sends_repeated_keys_for_all_query_heads() -> None:
+    """Llama 3 8B has 4 query heads per key head. Keys travel once forward and twice backward; no overlap."""
 
     def seconds(*, repeats_keys: bool) -> float:
         changes = {"context": "gather", "repeats_keys": repeats_keys}
@@ -318,8 +326,8 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
     assert seconds(repeats_keys=True) - seconds(repeats_keys=False) == pytest.approx(3 * 3 * each)
 
 
-def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
-    """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
+def test_zero_three_of_2021_fetches_weights_three_times_without_overlap() -> None:
+    """4 matrices for each of 3 passes and 12 gradients per block, each a list of 64 views of 8 us, in addition to the ring."""
     split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
     wanted = job_of(LLAMA, split, 64, "deepspeed-zero3")
     ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
@@ -327,13 +335,13 @@ def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing()
     calls = 3 * 4 + 12
     expected = 4 * whole * 63 / 64 / ring.rate + calls * (ring.hops + ring.call + 64 * 8e-6)
     assert micro_batch_seconds(wanted, PHYSICS).shard == pytest.approx(expected)
-    kept = replace(wanted, layout=replace(split, recompute="none"))  # nothing is computed again: 2 passes
+    kept = replace(wanted, layout=replace(split, recompute="none"))  # nothing is recomputed: 2 passes
     less = whole * 63 / 64 / ring.rate + 4 * (ring.hops + ring.call + 64 * 8e-6)
     assert micro_batch_seconds(kept, PHYSICS).shard == pytest.approx(expected - less)
 
 
 def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
-    """An all-reduce and a gather: 3 times the gradients' way round instead of 2, beside the hops."""
+    """An all-reduce and a gather: 3 times the ring time of the gradients instead of 2, in addition to the hops."""
     framework = frameworks.find("megatron-deepspeed")
     assert framework.sums == "all"
     ring = collectives.of(ClusterSpec.of(H100, 64), 8, 8, PHYSICS)
@@ -352,14 +360,14 @@ LLAMA_405B = ModelConfig(
 
 
 def llama3(micro_batches: int, **layout: Any) -> Job:
-    data = 1024 // micro_batches * 2  # as table 4: 64 data ranks with 32 sequences each, 128 with 16
+    data = 1024 // micro_batches * 2  # as in table 4: 64 data ranks with 32 sequences each, 128 with 16
     whole = Layout(
         **{"shard": data, "tensor": 8, "pipeline": 16, "virtual": 8, "schedule": "interleaved", "zero": 2, **layout}
     )
     return job_of(LLAMA_405B, whole, data * micro_batches, "llama3")
 
 
-def test_embedding_and_head_have_a_place_of_their_own_among_the_stages() -> None:
+def test_embedding_and_head_have_their_own_place_among_the_stages() -> None:
     given = llama3(16)
     ranks = ranks_by_cut(LLAMA_405B, parallel(given.layout), given.framework.cut)
     assert [rank.blocks for rank in ranks] == [7, *[8] * 14, 7]
@@ -368,14 +376,14 @@ def test_embedding_and_head_have_a_place_of_their_own_among_the_stages() -> None
     assert "126 blocks" in (refuse(llama3(16, virtual=9)) or "")
 
 
-def test_the_search_tries_as_many_stages_as_the_program_cuts() -> None:
+def test_the_search_tries_as_many_stages_as_the_program_allows() -> None:
     fixed = frozenset({"tensor", "pipeline", "shard", "zero", "schedule", "micro_batch"})
     found = search(llama3(16), fixed)
     assert 8 in {one.job.layout.virtual for one in found.ranked} | {one.layout.virtual for one in found.rejected}
 
 
 @pytest.mark.parametrize(("micro_batches", "chunks"), [(16, 16 * 8), (32, 2 * 14 + 7 * 16 + 1)])
-def test_the_second_rank_is_the_fullest_and_holds_the_stages_in_flight(micro_batches: int, chunks: int) -> None:
+def test_the_second_rank_has_the_most_memory_for_stages_in_flight(micro_batches: int, chunks: int) -> None:
     given = llama3(micro_batches)
     held = memory(given)
     assert held.place == 1 and held.total == max(stage.total for stage in stages(given))
@@ -384,8 +392,8 @@ def test_the_second_rank_is_the_fullest_and_holds_the_stages_in_flight(micro_bat
     assert waiting == pytest.approx(chunks * each * LLAMA_405B.sequence_length, rel=1e-3)
 
 
-def test_sharded_gradients_wait_whole_of_one_stage_and_travel_after_each_round() -> None:
-    """With zero 1 all fp32 gradients of a rank wait, with zero 2 those of a stage; they then travel once for each of two rounds."""
+def test_sharded_gradients_are_kept_per_stage_and_reduced_after_each_round() -> None:
+    """With ZeRO 1 a rank keeps all fp32 gradients, with ZeRO 2 those of a stage, which then travel once for each of two rounds."""
     two_rounds = llama3(32)
     rank = ranks_by_cut(LLAMA_405B, parallel(two_rounds.layout), "ends")[1]
     whole = 4.0 * 8 * LLAMA_405B.block_matrix_parameters / 8
@@ -397,5 +405,5 @@ def test_sharded_gradients_wait_whole_of_one_stage_and_travel_after_each_round()
         return exchange_seconds(replace(given, framework=framework), 0.0, PHYSICS)
 
     assert seconds(llama3(16), "round") == seconds(llama3(16), "step")
-    once = seconds(two_rounds, "step") - seconds(two_rounds, "micro-batch")  # the gradients alone, without new weights
+    once = seconds(two_rounds, "step") - seconds(two_rounds, "micro-batch")  # only the gradients, without new weights
     assert seconds(two_rounds, "round") == pytest.approx(seconds(two_rounds, "step") + once)

@@ -1,4 +1,4 @@
-"""Every key of the recipe changes its plan, changes nothing that a plan counts, is refused, or is named as not in the plan."""
+"""Every key of the recipe changes its plan, changes nothing that a plan counts, is rejected, or is listed as unplanned."""
 
 import json
 from functools import cache
@@ -41,7 +41,7 @@ CLASSES = {"train.objective": '"classify"', "corpus.sources": '[{ name = "own", 
 AUTO = {"parallel.auto": "true", "parallel.shard": "", "parallel.tensor": ""}
 NODES = {"cluster.devices_per_node": "4"}
 RAMP = {"train.batch_ramp.start_tokens": "65536", "train.batch_ramp.steps": "100"}
-# What a key's example needs besides the recipe, the same on both sides (without a value: left out), and its value as TOML has it.
+# Keys that the example of a key needs, the same on both sides (without a value: removed), and its value in TOML.
 EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "tokens.chat_template": ({"corpus.sources": '[{ name = "own", paths = ["x"], format = "chat" }]', "tokens.packing": '"document"',
                               "tokens.document_mask": "true"}, '"chatml"'),
@@ -115,13 +115,13 @@ FILES = {
     "train.schedule.settings",
     "train.optimizer.settings",
     "train.objective_settings",
-}  # which need a file: what they name is planned, or the file refused
+}  # keys that need a file: its contents are planned, or the file is rejected
 PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
-ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister
+ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sibling
 
 
 def tables(overrides: dict[str, str]) -> plan_result.PlanResult:
-    """The plan of the recipe with these values."""
+    """Return the recipe's plan with these values."""
     settings = {key: value for key, value in (DEFAULTS | overrides).items() if value}
     text = RECIPE
     for name in ("width", "heads"):
@@ -132,14 +132,14 @@ def tables(overrides: dict[str, str]) -> plan_result.PlanResult:
 
 @cache
 def figures(settings: tuple[tuple[str, str], ...]) -> tuple[dict[str, Any], list[str]]:
-    """What a plan comes to, and what it names as not in it."""
+    """Return the figures of a plan, and the keys it lists as unplanned."""
     found = plan_result.to_dict(tables(dict(settings)))
     named = found.pop("not_in_the_plan")
     return {name: value for name, value in found.items() if name != "notes"}, named
 
 
 def example(info: FieldInfo) -> str | None:
-    """Another value than the default, as TOML has it, by its type; None: there is none."""
+    """Return a non-default value as TOML, by type; None if there is none."""
 
     def of(annotation: Any) -> Any:
         if get_origin(annotation) is Literal:
@@ -169,7 +169,7 @@ TRIED = [
 ]
 
 
-def test_every_key_stands_in_the_table_and_nothing_else_does() -> None:
+def test_the_table_has_exactly_the_keys_of_the_recipe() -> None:
     table = unplanned.effects()
     assert [key for key in LEAVES if unplanned.entry_of(key) is None] == []
     listed = [
@@ -184,7 +184,7 @@ def test_every_key_stands_in_the_table_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("key", TRIED)
-def test_a_key_does_to_a_plan_what_the_table_says(key: str) -> None:
+def test_a_key_affects_a_plan_as_the_table_says(key: str) -> None:
     needed, value = EXAMPLES.get(key, ({}, example(keys()[key])))
     assert value is not None, "give it an example"
     before, named_before = figures(tuple(sorted(needed.items())))
@@ -202,12 +202,12 @@ def test_a_key_does_to_a_plan_what_the_table_says(key: str) -> None:
         assert any(row.startswith((f"{key} = ", f"{entry}: ")) for row in elsewhere[1])
 
 
-def test_a_corpus_is_named_once() -> None:
+def test_unplanned_keys_of_a_corpus_are_listed_once() -> None:
     sources = {"corpus.sources": '[{ name = "own", paths = ["x"] }]', "corpus.dedup.bands": "10"}
     assert [row.partition(":")[0] for row in tables(sources).goal.unplanned] == ["corpus"]
 
 
-def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
+def test_unplanned_keys_are_equal_in_json_page_and_columns() -> None:
     one = tables({"train.dropout.hidden": "0.1", "tokens.document_mask": "true"})
     rows = plan_result.to_dict(one)["not_in_the_plan"]
     assert [row.partition(" = ")[0] for row in rows] == ["tokens.document_mask", "train.dropout.hidden"]
@@ -216,14 +216,14 @@ def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
     assert f"other: not in the plan: {rows[0]}" in what_if_table([tables({}), one], ["as asked", "other"])
 
 
-def test_a_checkpoint_comes_as_often_as_the_recipe_says() -> None:
+def test_checkpoints_of_a_plan_follow_the_recipe() -> None:
     plain, often = tables({}), tables({"checkpoint.every": "2"})
     assert often.running.every == 2 < plain.running.every and often.running.saves > plain.running.saves
     waits = tables({"checkpoint.asynchronous": "false"})
     assert waits.save.stall == waits.save.write > plain.save.stall
 
 
-def test_a_plan_of_this_machine_names_what_only_a_cluster_has(
+def test_a_plan_of_this_machine_lists_cluster_keys_as_unplanned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_text(tmp_path / "text")
@@ -245,7 +245,7 @@ ASKED = {
 }
 OPEN: dict[str, str | None] = {"--tp": None, "--dp": None}
 SIZED = {"--model": None, "--tokens": None, "--gpus": "8xH100"} | OPEN
-# Of each option of `bessemer plan`: what it goes with (None: leaves an option out) and its value; the others are flags.
+# For each option of `bessemer plan`: the options it needs (None removes one) and its value; the others are flags.
 OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
     "--what-if": ({}, "gpus=128"), "--catalogue": ({"--gpus": "64xZ9"}, "OWN"), "--gpus": ({}, "64xA100"), "--price": ({}, "9"),
     "--framework": ({}, "megatron-core"), "--model": ({}, "llama-3-8b"),
@@ -260,7 +260,7 @@ OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
 OTHER_QUESTIONS = ("--devices", "--schedule")
 
 
-def test_every_option_changes_the_answer_or_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_changes_the_plan_or_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = next(each for each in COMMANDS if each.name == "plan")
     every = (*command.options, *(one for group in command.groups.values() for one in group))
     assert {name for name, _ in every if name.startswith("--")} == {*OPTIONS, "--trust-code"}

@@ -1,4 +1,4 @@
-"""The batch of each step: by hand, and in agreement with itself."""
+"""The batch of each step, compared with manual values and with itself."""
 
 from fractions import Fraction
 
@@ -28,8 +28,8 @@ def batches(*overrides: str) -> Batches:
     return resolve(parse(TEXT, "x", overrides), 400).batches
 
 
-def test_a_ramp_over_steps_by_hand() -> None:
-    """From 4 to 20 sequences over 6 steps: a line, taken down to a multiple of 2."""
+def test_a_ramp_over_steps_equals_manual_values() -> None:
+    """From 4 to 20 sequences over 6 steps: a line, rounded down to a multiple of 2."""
     found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6")
     line = [4 + Fraction(16 * step, 6) for step in range(7)]
     assert [found.sequences(step) for step in range(9)] == [4, 6, 8, 12, 14, 16, 20, 20, 20]
@@ -37,7 +37,7 @@ def test_a_ramp_over_steps_by_hand() -> None:
 
 
 @pytest.mark.parametrize("length", ["steps=7", "tokens=3000", "steps=1"])
-def test_before_and_step_of_agree_with_the_sizes(length: str) -> None:
+def test_before_and_step_of_agree_with_batch_sizes(length: str) -> None:
     found = batches("train.batch_ramp.start_tokens=64", f"train.batch_ramp.{length}")
     owner = [step for step in range(30) for _ in range(found.sequences(step))]
     assert [found.step_of(sample) for sample in range(len(owner))] == owner
@@ -56,7 +56,7 @@ def test_a_horizon_in_tokens_counts_the_ramp() -> None:
     assert ramped.train.steps == next(n for n in range(100) if sum(sizes[:n]) * 32 >= 6400)
 
 
-def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
+def test_a_derived_micro_batch_divides_every_batch() -> None:
     text = TEXT.replace("micro_batch = 2\n", "")
     made = resolve(parse(text, "x", ["train.batch_ramp.start_tokens=192", "train.batch_ramp.steps=9"]), 400)
     assert made.train.micro_batch == 2  # the greatest common divisor of 6 and 20
@@ -75,18 +75,18 @@ def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
         (["train.optimizer.betas=[0.9, 1.0]"], "train.optimizer.betas: input should be less than 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(overrides: list[str], complaint: str) -> None:
+def test_contradictory_batches_are_errors(overrides: list[str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         parse(TEXT, "x", overrides)
 
 
-def test_a_ramp_above_a_derived_batch_is_refused() -> None:
+def test_a_ramp_above_a_derived_batch_is_an_error() -> None:
     text = TEXT.replace("global_batch_tokens = 640\n", "").replace("micro_batch = 2\n", "")
     with pytest.raises(InputError, match="more than the global batch of"):
         resolve(parse(text, "x", ["train.batch_ramp.start_tokens=3200000", "train.batch_ramp.steps=3"]), 400)
 
 
-def test_lions_betas_are_its_papers() -> None:
+def test_betas_of_lion_are_those_of_its_paper() -> None:
     assert resolve(parse(TEXT, "x"), 400).train.optimizer.betas == (0.9, 0.95)
     assert resolve(parse(TEXT, "x", ["train.optimizer.kind=lion"]), 400).train.optimizer.betas == (0.9, 0.99)
     given = parse(TEXT, "x", ["train.optimizer.kind=lion", "train.optimizer.betas=[0.8, 0.9]"])
@@ -102,8 +102,8 @@ def test_lions_betas_are_its_papers() -> None:
         [(60, 61), (62, 63), (200, 260), (261, 300)],
     ],
 )  # fmt: skip
-def test_omitted_samples_are_read_by_no_step(ramp: bool, offset: int, omitted: list[tuple[int, int]]) -> None:
-    """Against the rule step by step: a batch that would hold an omitted sample starts behind the range."""
+def test_no_step_reads_omitted_samples(ramp: bool, offset: int, omitted: list[tuple[int, int]]) -> None:
+    """The rule step by step: a batch that would contain an omitted sample starts after the range."""
     plain = batches(*(["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6"] if ramp else []))
     found = plain.without(omitted).going_on(0, 0).going_on(1, plain.without(omitted).after(1) + offset)
     place, readers, passed = offset, dict[int, int](), []

@@ -1,4 +1,4 @@
-"""What a recipe with train.start takes over from the run, and what it does not."""
+"""Values that a recipe with train.start inherits from the run, and those it does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import recipe_text, write_text
 
 @pytest.fixture
 def base(runs: Path, recipe_file: Path) -> Path:
-    """A run that looks trained: its recipe as resolved, and a newest checkpoint."""
+    """A run that looks trained: a resolved recipe and a newest checkpoint."""
     folder = runs / "small"
     write_atomic(folder / "recipe.toml", dump(recipe_defaults.resolve(load(recipe_file), 400)))
     (folder / "checkpoints" / "step-00000024").mkdir(parents=True)
@@ -29,7 +29,7 @@ def base(runs: Path, recipe_file: Path) -> Path:
 
 
 def recipe(base: Path, place: Path, *overrides: str, keys: str = "") -> Path:
-    """A recipe that starts from the run and says neither model nor tokenizer."""
+    """Return a recipe that starts from the run, without model and tokenizer."""
     text = recipe_text(place).replace(str(place / "text"), str(base.parent.parent / "text"))
     head, _, rest = text.partition("[tokenizer]")
     _, _, train = rest.partition("[train]")
@@ -47,7 +47,7 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     assert found.tokens.sequence_length == 32
     assert found.train.optimizer.learning_rate == pytest.approx(0.1 * 0.01)
     assert load(recipe(base, tmp_path), ["train.optimizer.learning_rate=0.02"]).train.optimizer.learning_rate == 0.02
-    # Another optimizer's rate says nothing: a tenth of what would be derived for it.
+    # The rate of another optimizer does not carry over: a tenth of the rate derived for this one.
     lion = recipe_defaults.resolve(load(recipe(base, tmp_path), ["train.optimizer.kind=lion"]), 400)
     fresh = load(base / "recipe.toml")
     fresh = fresh.changed(train={"optimizer": {"learning_rate": None}})
@@ -56,7 +56,7 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     assert lion.train.optimizer.learning_rate <= 0.1 * derived * 1.001
 
 
-def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_whole(base: Path, tmp_path: Path) -> None:
+def test_tuned_weights_get_a_tenth_of_the_rate_and_a_new_head_the_whole_rate(base: Path, tmp_path: Path) -> None:
     def rate(*overrides: str) -> float:
         path = recipe(base, tmp_path)
         for name in ("prose", "code"):
@@ -67,7 +67,7 @@ def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_who
     assert rate() <= 0.11 * rate("train.classify.frozen=true")
 
 
-def test_a_run_that_was_only_imported_has_no_rate_to_follow(base: Path, tmp_path: Path) -> None:
+def test_an_imported_run_has_no_rate_to_inherit(base: Path, tmp_path: Path) -> None:
     (base / "checkpoints" / "latest").write_text("step-00000000")
     assert load(recipe(base, tmp_path)).train.optimizer.learning_rate is None
 
@@ -80,7 +80,7 @@ def test_a_run_that_was_only_imported_has_no_rate_to_follow(base: Path, tmp_path
         ("[model]\nlayers = 2\nwidth = 64\nheads = 2\n", "model: width = 64 is not what"),
     ],
 )
-def test_keys_that_contradict_the_run_are_refused_before_its_corpus(
+def test_keys_that_contradict_the_run_are_errors_before_its_corpus(
     base: Path, tmp_path: Path, keys: str, says: str
 ) -> None:
     path = recipe(base, tmp_path, keys=keys)
@@ -93,7 +93,7 @@ CLUSTER = ("--gpus", "1xH100", "--tokens", "1000000")
 
 
 def planned_recipe(kind: str, base: Path, folder: Path) -> Path:
-    """A recipe over its own text that pretrains, classifies or starts from a run."""
+    """Return a recipe with its own text that pretrains, classifies or starts from a run."""
     write_text(folder / "text")
     text = recipe_text(folder)
     if kind == "classify":

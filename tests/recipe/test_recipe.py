@@ -43,14 +43,14 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "my.toml:8: corpus.sources.a.format"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_place(text: str, where: str) -> None:
+def test_errors_name_the_key_and_the_file(text: str, where: str) -> None:
     with pytest.raises(InputError) as caught:
         recipes.parse(text, "my.toml")
     assert where in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def test_the_encoders_are_the_families_that_see_both_sides() -> None:
+def test_the_encoders_are_the_bidirectional_families() -> None:
     from bessemer.model.huggingface.families import FAMILIES
     from bessemer.recipe.model import ENCODERS
 
@@ -64,7 +64,7 @@ def test_a_recipe_survives_its_own_dump() -> None:
     assert recipes.as_resolved(recipes.parse(recipes.dump(resolved), "x"), recipes.ResolvedRecipe) == resolved
 
 
-def test_overrides() -> None:
+def test_overrides_set_keys() -> None:
     text = SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\n'
     recipe = recipes.parse(
         text,
@@ -97,13 +97,13 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
     ],
     ids=str,
 )  # fmt: skip
-def test_what_an_override_breaks_is_said_of_the_override(overrides: list[str]) -> None:
+def test_an_error_of_an_override_names_the_override(overrides: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         recipes.parse(WIDE + SOURCES, "my.toml", overrides)
     assert overrides[-1] in str(caught.value) and "my.toml" not in str(caught.value)
 
 
-def test_what_the_file_breaks_is_said_of_the_file_under_overrides_too() -> None:
+def test_an_error_of_the_file_names_the_file_even_with_overrides() -> None:
     wrong = WIDE + SOURCES + 'weight = "a"\n'  # of the second source
     with pytest.raises(InputError) as caught:
         recipes.parse(wrong, "my.toml", ["run.seed=a"])
@@ -113,7 +113,7 @@ def test_what_the_file_breaks_is_said_of_the_file_under_overrides_too() -> None:
         recipes.parse(WIDE + SOURCES.replace('"b"\nformat = "text"', '"b"\nformat = "x"'), "my.toml")
 
 
-def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
+def test_a_training_length_by_override_replaces_that_of_the_file() -> None:
     for key in ("steps", "minutes", "tokens"):
         train = recipes.parse(WIDE, "my.toml", [f"train.{key}=7"]).train
         assert [train.steps, train.minutes, train.tokens].count(None) == 2
@@ -128,15 +128,15 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
         ("train.checkpoint_every", "checkpoint.every"), ("model.name", None), ("model.hidden_dim", "model.mlp_width"),
     ],
 )  # fmt: skip
-def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:
+def test_the_suggested_key_is_similar_or_missing(key: str, near: str | None) -> None:
     assert nearest(key, list(recipes.keys())) == near
 
 
-def test_names_of_other_programs_lead_to_keys() -> None:
+def test_names_of_other_programs_suggest_keys() -> None:
     assert set(OTHER_NAMES.values()) <= set(recipes.keys())
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_description() -> None:
     for key, info in recipes.keys().items():
         assert info.description, key
         assert info.description.endswith(".") or ":" in info.description, key
@@ -148,7 +148,7 @@ def test_every_key_says_what_it_means() -> None:
     )
 
 
-def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n'
         '[corpus.rules.adult]\npath = "words"\n[corpus.rules.refinedweb]\ndomains = "lists/domains"\n'
@@ -167,7 +167,7 @@ def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
      ("my.yaml", b"model:\n  depth: 4\n"), ("typo", b"[run]\nname = x\n"), ("broken", b"[run]\nname = 'x'\nsteps = \0"),
      ("my.toml", b"Dear all,")],
 )  # fmt: skip
-def test_what_is_no_recipe_and_no_text_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_a_file_that_is_neither_recipe_nor_text_is_an_error(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=name):
@@ -177,7 +177,7 @@ def test_what_is_no_recipe_and_no_text_is_refused(tmp_path: Path, name: str, con
 @pytest.mark.parametrize(
     "name", ["a.txt", "b.TXT.gz", "c.csv", "d.json.zst", "e.py", "f.pq", "g.htm", "h.srt", "LICENSE"]
 )
-def test_a_file_of_any_kind_that_is_read_stands_for_its_recipe(tmp_path: Path, name: str) -> None:
+def test_a_readable_text_file_can_replace_a_recipe(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"" if is_data(Path(name)) else "Größe: [Text]\n".encode())
     found = recipes.load(tmp_path / name).corpus
     assert found.sources[0].paths == (str(tmp_path / name),)
@@ -185,11 +185,11 @@ def test_a_file_of_any_kind_that_is_read_stands_for_its_recipe(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", list(recipes.shipped()))
-def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
+def test_shipped_recipes_are_valid_and_described(name: str) -> None:
     recipe = recipes.load(name)
     assert recipe.run.name == name
     assert recipes.shipped()[name].startswith("# ")
-    if recipe.model.from_ is None:  # else the model would have to be there
+    if recipe.model.from_ is None:  # otherwise the model would have to exist
         recipe_defaults.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
 
 
@@ -209,7 +209,7 @@ def test_a_recipe_needs_no_ending_and_may_begin_with_a_byte_order_mark(tmp_path:
     assert recipes.load(tmp_path / "mine") == recipes.parse(SMALL, "x")
 
 
-def test_differences_name_the_keys() -> None:
+def test_differences_list_the_keys() -> None:
     old = recipes.parse(SMALL, "x")
     new = recipes.parse(SMALL, "x", ["train.steps=5", "corpus.rules.min_characters=3"])
     assert recipes.differences(old, new) == ["corpus.rules.min_characters: none -> 3", "train.steps: none -> 5"]
@@ -223,7 +223,7 @@ def test_the_recipe_shown_for_a_folder_has_the_overrides(tmp_path: Path) -> None
 
 
 def numeric_keys(section: type[Section] = recipes.Recipe, path: str = "") -> Iterator[str]:
-    """Every key of the recipe that takes a number, in tables that are there once."""
+    """Return every key of the recipe that takes a number, in tables that occur once."""
     for name, info in section.model_fields.items():
         kinds = (info.annotation, *get_args(info.annotation))
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
@@ -233,7 +233,7 @@ def numeric_keys(section: type[Section] = recipes.Recipe, path: str = "") -> Ite
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf", str(2**64)])
-def test_no_key_takes_a_number_that_is_none_or_too_large(value: str) -> None:
+def test_no_key_accepts_nan_or_too_large_numbers(value: str) -> None:
     keys = list(numeric_keys())
     assert {"run.seed", "evaluate.temperature", "train.optimizer.learning_rate"} <= set(keys) and len(keys) > 100
     for key in keys:

@@ -14,7 +14,7 @@ PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'
         'special_tokens = [""]', 'digits = "pairs"',
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(keys: str) -> None:
+def test_contradictory_tokenizer_keys_are_errors(keys: str) -> None:
     with pytest.raises(InputError):
         parse(f"{PLAIN}[tokenizer]\n{keys}\n", "test")
 
@@ -30,11 +30,11 @@ def test_what_cannot_be_is_refused(keys: str) -> None:
         "prefix_space = true",
     ],
 )
-def test_keys_of_a_new_tokenizer_are_refused_where_the_model_brings_one(keys: str) -> None:
+def test_keys_of_a_new_tokenizer_are_errors_if_the_model_has_one(keys: str) -> None:
     text = PLAIN.replace("depth = 2", 'from = "hf:some/model"')
     with pytest.raises(InputError, match=f"tokenizer.{keys.split()[0]} "):
         parse(f"{text}[tokenizer]\n{keys}\n", "test")
     assert parse(f"{text}[tokenizer]\nvocabulary = 300\n{keys}\n", "test").model.from_ == "hf:some/model"
-    # Special tokens are added to it, and the recipe that a run keeps, with the tokenizer's path, can be read again.
+    # Special tokens are added to it, and the recipe that a run keeps can be read again with the tokenizer's path.
     for path in ("", 'path = "hf:some/model"\n'):
         assert parse(f'{text}[tokenizer]\n{path}special_tokens = ["<x>"]\n', "test").adds_tokens

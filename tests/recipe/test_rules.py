@@ -1,4 +1,4 @@
-"""Sets of rules in the recipe: off, on with the published values, changed one by one."""
+"""Rule sets in the recipe: off, on with the published values, and with single values changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bessemer.recipe.rules import SETS
 from tests.conftest import recipe_text
 
 
-def test_a_set_is_off_until_its_table_is_there(tmp_path: Path) -> None:
+def test_a_rule_set_is_off_without_its_table(tmp_path: Path) -> None:
     text = recipe_text(tmp_path)
     rules = recipes.parse(text, "x").corpus.rules
     assert all(getattr(rules, name) is None for name in ("gopher_quality", "c4", "fineweb", "adult"))
@@ -27,8 +27,8 @@ def test_a_set_is_off_until_its_table_is_there(tmp_path: Path) -> None:
     assert recipes.parse(text, "x", ["corpus.rules.fineweb={}"]).corpus.rules.fineweb is not None
 
 
-def test_a_recipe_with_every_set_is_pickled(tmp_path: Path) -> None:
-    """Tasks of Ray and of the tokens carry it; it is written and read again."""
+def test_a_recipe_with_every_rule_set_can_be_pickled(tmp_path: Path) -> None:
+    """Tasks of Ray and of the tokens stage send it; it is written and read again."""
     sets = "".join(f"[corpus.rules.{name}]\n" for name in SETS)
     recipe = recipes.parse(f"{recipe_text(tmp_path)}\n{sets}", "x")
     assert pickle.loads(pickle.dumps(recipe)) == recipe == recipes.parse(recipes.dump(recipe), "y")
@@ -43,6 +43,6 @@ def test_a_recipe_with_every_set_is_pickled(tmp_path: Path) -> None:
         ('[corpus.rules.toxic]\nclassifier = "toxic.bin"', "belong together"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, lines: str, message: str) -> None:
+def test_mistakes_in_rule_sets_are_named(tmp_path: Path, lines: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         recipes.parse(f"{recipe_text(tmp_path)}\n{lines}\n", "x")

@@ -1,4 +1,4 @@
-"""Secrets: the URL of a webhook and credentials in URLs reach no file, no tracker, no manifest for a cluster and no error."""
+"""Webhook URLs and credentials in URLs reach no file, tracker, cluster manifest or error message."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def inbox() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
-def test_the_url_of_a_webhook_stays_in_the_environment(
+def test_a_webhook_url_stays_in_the_environment(
     runs: Path, recipe_file: Path, inbox: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -112,7 +112,7 @@ REFUSED = (
 
 @pytest.mark.parametrize("override", REFUSED)
 @pytest.mark.parametrize("is_in_file", [False, True])
-def test_refused_secrets_are_not_echoed(
+def test_rejected_secrets_are_not_echoed(
     override: str, is_in_file: bool, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = ["--set", f"run.dir={tmp_path / 'runs'}"]
@@ -147,15 +147,15 @@ def test_refused_secrets_are_not_echoed(
         ["report", "runs/x", f"s3://key:{SECRET}@bucket/run", "--nothing", f"s3://key:{SECRET}@bucket/run"],
     ],
 )
-def test_refused_arguments_are_not_echoed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:  # of argparse, or with the command's exit code
+def test_rejected_arguments_are_not_echoed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:  # errors of argparse, or with the command's exit code
         sys.exit(run_command(words))
     assert ended.value.code == 2
     said = capsys.readouterr()
     assert SECRET not in said.out + said.err
 
 
-def test_what_is_no_secret_stays_in_an_error() -> None:
+def test_values_that_are_not_secret_stay_in_errors() -> None:
     for text in (
         "s3://bucket/a@b.txt: no such file", "http://127.0.0.1:9000/a@b", "write to me@example.org: at 12:30@noon",
         "s3://bucket/part-?.jsonl", "hf:org/name@main", "localhost:29500", "C:/x, y@z",
@@ -164,8 +164,8 @@ def test_what_is_no_secret_stays_in_an_error() -> None:
     assert str(InputError("s3://a:b@c/d")) == "s3://***@c/d" and str(BessemerError("x:y@host.org")) == "***@host.org"
 
 
-def test_a_recipe_that_is_shared_has_no_secret(recipe_file: Path) -> None:
-    """Also one that was made in Python, past the checks of a file."""
+def test_a_shared_recipe_has_no_secrets(recipe_file: Path) -> None:
+    """Include a recipe built in Python, without the checks of a file."""
     recipe = load(recipe_file)
     recipe = recipe.changed(report={"webhook": f"https://x/{SECRET}"}, checkpoint={"mirror": f"s3://k:{SECRET}@b/x"})
     values = shareable(recipe)

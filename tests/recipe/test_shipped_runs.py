@@ -1,4 +1,4 @@
-"""Shipped recipes are run from text to export, each in the smallest form of itself: its sources, rules, objective and start."""
+"""Shipped recipes run from text to export in their smallest form, with their own sources, rules, objective and start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = ("model.width=64", "model.heads=2", "model.mlp_width=96")
 
 
 def write_web(folder: Path, count: int = 300) -> None:
-    """Documents of one sentence each and words that do not repeat, in several languages."""
+    """Write documents of one sentence each, without repeated words, in several languages."""
     draw, rows = random.Random(0), []
     for number in range(count):
         text = DECLARATION[("en", "de", "fr", "es", "it")[number % 5]]
@@ -34,7 +34,7 @@ def write_web(folder: Path, count: int = 300) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the recipes read, beside them."""
+    """A folder with the files that the recipes read."""
     folder = tmp_path_factory.mktemp("shipped")
     code, draw = write_text(folder / "repositories"), random.Random(0)
     for number in range(40):
@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(place: Path, name: str, *overrides: str) -> Path:
-    """Run a recipe. The checklist goes first for one of each objective, and of each start: its rows are of them, not of the text."""
+    """Run a recipe. The checklist runs first, once per objective and start, since its rows depend on them."""
     sets = [part for one in (f"run.dir={place / 'runs'}", *overrides) for part in ("--set", one)]
     for command in ("check", "run") if name in ("chat", "encoder", "fineweb-edu-124m") else ("run",):
         assert run_command([command, str(place / f"{name}.toml"), *sets]) == 0, command
@@ -61,7 +61,7 @@ def done(place: Path, name: str, *overrides: str) -> Path:
 
 
 @pytest.mark.long
-def test_code_keeps_its_sources_apart_and_continued_and_chat_begin_from_its_export(place: Path) -> None:
+def test_code_has_separate_sources_and_continued_and_chat_start_from_its_export(place: Path) -> None:
     special = 'tokenizer.special_tokens=["<|im_start|>", "<|im_end|>"]'
     run = done(place, "code", *SMALL, "model.depth=1", "train.steps=20", special)
     kept = {one["source"]: one["documents_kept"] for one in read_json(run / "corpus" / "statistics.json")["sources"]}
@@ -73,7 +73,7 @@ def test_code_keeps_its_sources_apart_and_continued_and_chat_begin_from_its_expo
 
 
 @pytest.mark.long
-def test_several_languages_are_sources_of_their_own(place: Path) -> None:
+def test_languages_become_separate_sources(place: Path) -> None:
     run = done(place, "multilingual", *SMALL, "model.depth=1")
     sources = set(read_json(run / "tokens" / "manifest.json")["sources"])
     assert {"web", "web-de", "web-fr", "web-es", "web-it"} <= sources | {"web"} and len(sources) == 5
@@ -87,6 +87,6 @@ def test_several_languages_are_sources_of_their_own(place: Path) -> None:
         ("fineweb-edu-124m", (*SMALL, "model.layers=1", *WIDTH, 'corpus.sources.paths=["web"]', "corpus.sources.format=jsonl")),
     ],
 )  # fmt: skip
-def test_a_recipe_of_one_source(place: Path, name: str, overrides: tuple[str, ...]) -> None:
+def test_recipes_with_one_source_run(place: Path, name: str, overrides: tuple[str, ...]) -> None:
     run = done(place, name, *overrides)
     assert (run / "export" / "config.json").exists()

@@ -1,4 +1,4 @@
-"""A run directory as the stages write one, with every file the report reads."""
+"""A run directory as the stages write it, with every file that the report reads."""
 
 import base64
 import contextlib
@@ -57,7 +57,7 @@ clip_norm = 1.0
 
 
 def write_run(folder: Path, steps: int = 1200, hostile: str = "", seed: int = 0) -> RunDirectory:
-    """Write a whole run; `hostile` is put wherever text comes from documents."""
+    """Write a complete run. `hostile` is inserted wherever text comes from documents."""
     run = RunDirectory(folder)
     for inner in (run.corpus, run.tokens, run.export):
         inner.mkdir(parents=True)
@@ -76,7 +76,7 @@ def write_run(folder: Path, steps: int = 1200, hostile: str = "", seed: int = 0)
 
 
 def metrics(steps: int, seed: int) -> list[dict[str, Any]]:
-    """A loss that falls by a power law, noisy, with one spike; a step now and then that waited for data."""
+    """Return metrics: a noisy loss that falls by a power law, with one spike, and some steps that waited for data."""
     noise = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
@@ -113,7 +113,7 @@ REJECTED = {
 
 
 def statistics(hostile: str) -> dict[str, Any]:
-    """The funnel of three sources."""
+    """Return the funnel of three sources."""
     sources = []
     for name, form, came, size in (
         ("code", "code", 9541, 152e6),
@@ -137,7 +137,7 @@ def statistics(hostile: str) -> dict[str, Any]:
 
 
 def manifest() -> dict[str, Any]:
-    """Shards of three sources."""
+    """Return the manifest of shards of three sources."""
 
     def split(documents: int, tokens: int) -> dict[str, Any]:
         return {"documents": documents, "tokens": tokens, "bytes": 3 * tokens, "files": []}
@@ -154,7 +154,7 @@ def manifest() -> dict[str, Any]:
 
 
 def plan() -> dict[str, Any]:
-    """What the run was said to take."""
+    """Return the run's plan."""
     memory = {"weights": 5_510_656, "optimizer": 11_021_312, "activations": 112_197_632, "before_model": 604_209_152}
     return {
         "device": "AMD EPYC, 2 threads", "parameters": PARAMETERS, "steps": 1200, "tokens": BATCH * 1200,
@@ -165,7 +165,7 @@ def plan() -> dict[str, Any]:
 
 
 def mixture(steps: int) -> dict[str, Any]:
-    """The audit; the smallest source was read more than four times."""
+    """Return the audit of the mixture; the smallest source was read more than four times."""
     sequences = steps * BATCH // CONTEXT
     rows = {}
     for name, share, available in (("code", 0.6, 41_204_118), ("docs", 0.3, 6_371_004), ("notes", 0.1, 117_204)):
@@ -176,7 +176,7 @@ def mixture(steps: int) -> dict[str, Any]:
 
 
 def incident(hostile: str) -> dict[str, Any]:
-    """A step that was skipped."""
+    """Return the incident of a skipped step."""
     documents = [{"sample": number, "documents": [f"code/{number:032x}{hostile}"]} for number in range(12)]
     return {
         "time": "2026-03-01T10:02:24+00:00", "step": 700, "rank": 0, "what": "nonfinite_step",
@@ -185,7 +185,7 @@ def incident(hostile: str) -> dict[str, Any]:
 
 
 def evaluation(steps: int, hostile: str) -> dict[str, Any]:
-    """The final numbers and two samples."""
+    """Return the final scores and two samples."""
     return {
         "step": steps, "loss": 3.802, "bits_per_byte": 1.931, "tokens": 526_962,
         "bits_per_byte_by_source": {"code": 1.85, "docs": 2.07, "notes": 2.24},
@@ -215,12 +215,12 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Writes a whole run into a new folder."""
+    """Return a function that writes a complete run into a new folder."""
     return lambda **options: write_run(**{"folder": tmp_path / "forge", **options})
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, and the text of scripts and of everything else."""
+    """HTML parser that collects elements with attributes, the text of scripts, and other text."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -250,13 +250,14 @@ class Reader(HTMLParser):
         return [attributes.get("id") for tag, attributes in self.elements if tag == "section"]
 
     def figures(self) -> dict[str, Any]:
-        """The data of the figures."""
+        """Return the data of the figures."""
         found: dict[str, Any] = json.loads(next(text for text in self.scripts if text.startswith("{")))
         return found
 
     def is_whole(self, sections: list[str]) -> None:
-        """It has these sections, linked in this order, and a place for each figure; it asks the network for nothing, and the policy
-        allows just the scripts that stand in the page."""
+        """Check the sections, their links in order, and an element for each figure; no network access, and a policy that allows
+        only the scripts of the page.
+        """
         assert self.sections() == sections
         links = [attributes["href"] for tag, attributes in self.elements if tag == "a"]
         assert links == ["#top", *(f"#{name}" for name in sections)]
@@ -277,18 +278,18 @@ class Reader(HTMLParser):
 
 
 def section_of(html: str, name: str) -> str:
-    """The HTML of a section of a page; empty where there is none."""
+    """Return the HTML of a section of a page, or ""."""
     found = re.search(rf'<section id="{name}">.*?</section>', html, re.DOTALL)
     return found[0] if found else ""
 
 
 def plain(html: str) -> str:
-    """The text of HTML, white space as a browser shows it."""
+    """Return the text of HTML with white space as a browser shows it."""
     return " ".join(unescape(re.sub(r"<[^>]*>", "", html)).split())
 
 
 def tables(html: str) -> dict[str, list[list[str]]]:
-    """The rows of each table, headings of columns apart, by the heading or the summary before it."""
+    """Return the rows of each table without column headings, by the heading or summary before it."""
     found: dict[str, list[list[str]]] = {}
     for before, body in re.findall(r"(.*?)<tbody>(.*?)</tbody>", html, re.DOTALL):
         titles = re.findall(r"<h3>(.*?)</h3>|<summary>(.*?)</summary>", before)
@@ -300,7 +301,7 @@ def tables(html: str) -> dict[str, list[list[str]]]:
 
 
 def valid_plotly(figure: dict[str, Any]) -> None:
-    """Plotly knows every name in it; it refuses others."""
+    """Check that Plotly accepts every name in a figure."""
     plotly = pytest.importorskip("plotly.graph_objects")
     traces = [{**trace, **trace.get("levels", [{}])[-1]} for trace in figure["traces"]]
     traces = [{key: value for key, value in trace.items() if key not in ("ink", "levels")} for trace in traces]
@@ -309,7 +310,7 @@ def valid_plotly(figure: dict[str, Any]) -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    """Starts servers of the live page."""
+    """Return a function that starts servers of the live page."""
     with contextlib.ExitStack() as servers:
 
         def start(*runs: RunDirectory) -> Server:

@@ -1,4 +1,4 @@
-"""What the live page is made of: where a run stands, its fragments and its server."""
+"""The live page: the status of a run, its fragments and its server."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def append(run: RunDirectory, text: str) -> None:
         file.write(text)
 
 
-def test_what_is_read_again_equals_what_is_read_at_once(make_run: MakeRun) -> None:
+def test_incremental_reading_equals_reading_at_once(make_run: MakeRun) -> None:
     run = make_run(steps=200)
     rows = run.metrics.read_text().splitlines(keepends=True)
     reader = RunReader(run)
@@ -52,7 +52,7 @@ def test_what_is_read_again_equals_what_is_read_at_once(make_run: MakeRun) -> No
     assert found.peak_memory == whole.peak_memory
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(make_run: MakeRun) -> None:
+def test_an_incomplete_line_is_read_once_complete(make_run: MakeRun) -> None:
     run = make_run(steps=20)
     reader, whole = RunReader(run), line(21)
     reader.read(is_growing=True)
@@ -63,7 +63,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(make_run: MakeRun) -> No
     assert len(reader.read(is_growing=True).train) == 21
 
 
-def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: MakeRun) -> None:
+def test_a_log_truncated_by_a_rollback_is_read_again(make_run: MakeRun) -> None:
     run = make_run(steps=50)
     reader = RunReader(run)
     assert len(reader.read(is_growing=True).train) == 50
@@ -78,7 +78,7 @@ def status(run: RunDirectory) -> Any:
     return read_status(run, run_data.read(run))
 
 
-def test_a_run_that_trains_and_was_killed(make_run: MakeRun) -> None:
+def test_status_of_a_training_and_a_killed_run(make_run: MakeRun) -> None:
     run = make_run(steps=300)
     append(run, line(301))
     with run.lock():
@@ -96,7 +96,7 @@ def test_a_run_that_trains_and_was_killed(make_run: MakeRun) -> None:
         assert status(run).state == "silent"
 
 
-def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: MakeRun, tmp_path: Path) -> None:
+def test_status_of_a_finished_and_an_unstarted_run(make_run: MakeRun, tmp_path: Path) -> None:
     assert status(make_run(steps=1200)).state == "finished"
     run = make_run(steps=5, folder=tmp_path / "b")
     run.metrics.unlink()
@@ -106,9 +106,9 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: MakeRun, tm
     assert "after step 200" in status(run).sentence, "as far as its newest checkpoint"
 
 
-def test_who_stopped_a_run_is_named(make_run: MakeRun) -> None:
+def test_the_status_says_who_stopped_a_run(make_run: MakeRun) -> None:
     run = make_run(steps=300)
-    run.mixture.unlink()  # of a run that has ended
+    run.mixture.unlink()  # of a finished run
     row = {"began": 1.0, "at": 2.0, "from": 0, "step": 300, "redone_steps": 0}
     for more, says in (
         ({"stopped_by": "the guard"}, "by the guard after step 300 of 1,200"),
@@ -143,7 +143,7 @@ def test_documents_samples_names_and_logs_are_escaped(make_run: MakeRun) -> None
         assert "<script" not in fragment and "<img" not in fragment
 
 
-def test_unchanged_pages_are_not_made_again(make_run: MakeRun) -> None:
+def test_unchanged_pages_are_not_generated_again(make_run: MakeRun) -> None:
     run = make_run(steps=50)
     page = LivePage([run])
     first = page.state()
@@ -156,7 +156,7 @@ def test_unchanged_pages_are_not_made_again(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "binary", "recipe", "cut", "null"])
-def test_damaged_folders_are_shown_as_far_as_they_go(make_run: MakeRun, damage: str) -> None:
+def test_readable_parts_of_damaged_runs_are_shown(make_run: MakeRun, damage: str) -> None:
     run = make_run(steps=50)
     match damage:
         case "empty":
@@ -189,7 +189,7 @@ def ask(server: Server, path: str, **headers: str) -> tuple[int, str, Any]:
         return error.code, error.read().decode(), error.headers
 
 
-def test_only_those_who_know_the_token_see_anything(server: Server) -> None:
+def test_requests_without_the_token_are_denied(server: Server) -> None:
     for path in ("/", "/state", "/plotly.js", "/?token=wrong", "/state?token=", "/../etc/passwd"):
         code, text, _ = ask(server, path)
         assert code == 403
@@ -205,7 +205,7 @@ def test_only_those_who_know_the_token_see_anything(server: Server) -> None:
 
 
 @pytest.mark.parametrize("query", ["run=1", "run=x", "run=-1", "run=" + "9" * 5000])
-def test_what_there_is_not_is_not_found(server: Server, query: str) -> None:
+def test_unknown_paths_are_not_found(server: Server, query: str) -> None:
     for path in ("/", "/state"):
         assert ask(server, f"{path}?{query}&token={server.token}")[0] == 404
     assert ask(server, f"/secret?token={server.token}")[0] == 404
@@ -223,7 +223,7 @@ def sent(server: Server, data: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
-def test_a_bad_request_is_answered_as_one(server: Server, line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_request_gets_an_error_response(server: Server, line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     request = line.replace(b"TOKEN", server.token.encode())
     host = f"127.0.0.1:{server.server_address[1]}".encode()
     with sent(server, request + b"\r\nHost: " + host + b"\r\n\r\n") as connection, connection.makefile("rb") as answer:
@@ -232,7 +232,7 @@ def test_a_bad_request_is_answered_as_one(server: Server, line: bytes, capfd: py
     assert capfd.readouterr().err == ""
 
 
-def test_a_connection_that_says_nothing_is_ended(
+def test_a_silent_connection_is_closed(
     server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("bessemer.report.live_server._Handler.timeout", 0.5)
@@ -242,7 +242,7 @@ def test_a_connection_that_says_nothing_is_ended(
     assert capfd.readouterr().err == ""
 
 
-def test_a_page_that_cannot_be_made_is_named_in_a_line(
+def test_a_failing_page_gives_a_one_line_error(
     server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fails(self: LivePage, *given: object) -> None:
@@ -264,6 +264,6 @@ def test_the_state_is_json_and_small(server: Server) -> None:
     assert set(json.loads(text)) == {"version"}
 
 
-def test_a_port_that_is_taken_is_named(server: Server, make_run: MakeRun) -> None:
+def test_a_port_in_use_is_named(server: Server, make_run: MakeRun) -> None:
     with pytest.raises(InputError, match=r"--port \d+: cannot be listened on"):
         Server([RunDirectory(Path("nothing"))], server.server_address[1])

@@ -1,4 +1,4 @@
-"""The live page in a browser: it is drawn, follows the run, zooms, and its incidents open to their documents."""
+"""The live page in a browser: it draws, follows the run, zooms, and incidents open to their documents."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ LOSS = "document.querySelector('[data-figure=loss]')"
 
 
 def open_at_curves(browser: Chromium, address: str, curves: int = 1) -> None:
-    """Load the page and scroll to the loss: what is out of sight is not drawn."""
+    """Load the page and scroll to the loss, since only visible figures are drawn."""
     browser.open(address)
     browser.run(f"{LOSS}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     browser.until(f"{LOSS}.data && {LOSS}.data.length >= {curves}")
@@ -43,7 +43,7 @@ def open_at_curves(browser: Chromium, address: str, curves: int = 1) -> None:
 def test_page_draws_and_follows_the_run(make_run: MakeRun, serve: Callable[..., Server], browser: Chromium) -> None:
     run = make_run(steps=300)
     open_at_curves(browser, serve(run).address)
-    assert browser.run("location.search") == ""  # the token is no longer to be seen
+    assert browser.run("location.search") == ""  # the token is no longer visible
     assert browser.run(f"{STEP} === '300'")
     append(run, 301, 1.25)
     browser.until(f"{STEP} === '301'")
@@ -66,13 +66,13 @@ def test_an_incident_opens_to_its_documents(make_run: MakeRun, serve: Callable[.
     browser.click(x, y)
     browser.until("document.querySelector('#incident-0').nextElementSibling.querySelector('details').open")
     assert "code-00001:7" in browser.run("document.querySelector('#live-incidents .documents').textContent")
-    append(run, 301, 1.0)  # what is unfolded stays so
+    append(run, 301, 1.0)  # unfolded elements stay unfolded
     browser.until(f"{STEP} === '301'")
     assert browser.run("document.querySelector('#incident-0').nextElementSibling.querySelector('details').open")
     assert browser.errors == []
 
 
-def test_several_runs_are_laid_over_one_another(
+def test_several_runs_are_drawn_in_one_figure(
     tmp_path: Path, make_run: MakeRun, serve: Callable[..., Server], browser: Chromium
 ) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "second")
@@ -90,7 +90,7 @@ def test_several_runs_are_laid_over_one_another(
     assert browser.errors == []
 
 
-def test_the_page_fits_a_phone_and_says_when_its_server_is_gone(
+def test_the_page_fits_a_phone_and_reports_a_lost_server(
     make_run: MakeRun, serve: Callable[..., Server], browser: Chromium
 ) -> None:
     browser.resize(390, 844, mobile=True)
@@ -107,16 +107,16 @@ COLOURS = json.dumps({"runOnly": {"type": "rule", "values": ["color-contrast", "
 
 
 def barriers(browser: Chromium, options: str = "") -> list[list[str]]:
-    """Serious violations: impact, rule, and the first element."""
+    """Return serious accessibility violations: impact, rule, and the first element."""
     violations = "found => found.violations.map(one => [one.impact, one.id, one.nodes[0].html])"
     found = browser.run(f"axe.run({options}).then({violations})")
     return [one for one in found if one[0] in ("serious", "critical")]
 
 
-def test_pages_have_no_serious_barriers(
+def test_pages_have_no_serious_accessibility_violations(
     make_run: MakeRun, serve: Callable[..., Server], browser: Chromium, tmp_path: Path
 ) -> None:
-    """Every rule of axe-core, on the report, a comparison and the live page; those of colours in the dark theme too."""
+    """Run every rule of axe-core on the report, a comparison and the live page, and the colour rules in the dark theme too."""
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
     one, other = make_run(), make_run(folder=tmp_path / "second")
     places = [page.write(one), comparison.write(tmp_path / "compared.html", [one, other])]
@@ -127,5 +127,5 @@ def test_pages_have_no_serious_barriers(
         assert not barriers(browser)
         browser.dark()
         assert not barriers(browser, COLOURS)
-    browser.run("document.querySelector('h1').style.color = '#222'")  # seen on what is light alone
+    browser.run("document.querySelector('h1').style.color = '#222'")  # visible only in the light theme
     assert [one[1] for one in barriers(browser, COLOURS)] == ["color-contrast"]

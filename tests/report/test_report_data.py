@@ -1,4 +1,4 @@
-"""Reading a run directory that may be unfinished or damaged."""
+"""Reading a run directory that is unfinished or damaged."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_step_trained_twice_counts_once(make_run: MakeRun) -> None:
     assert list(train.step) == sorted(train.step)
 
 
-def test_a_source_that_comes_late_has_gaps_before(make_run: MakeRun) -> None:
+def test_a_source_that_starts_late_has_gaps_before(make_run: MakeRun) -> None:
     run = make_run(steps=4)
     with open(run.metrics, "a") as file:
         file.write(json.dumps({"kind": "train", "step": 5, "loss": 1.0, "loss_by_source": {"late": 2.0}}) + "\n")
@@ -51,8 +51,8 @@ def test_a_damaged_file_is_a_note(make_run: MakeRun, name: str) -> None:
     assert any(name in note for note in data.read(run).notes)
 
 
-def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: MakeRun) -> None:
-    """Of a folder that was copied in part: an early step has not the final score."""
+def test_scores_of_steps_beyond_the_metrics_are_left_out(make_run: MakeRun) -> None:
+    """In a partly copied folder, an early step must not get the final score."""
     run = make_run(steps=300)
     last = data.read(run)
     assert last.evaluation and not any("metrics.jsonl ends" in note for note in last.notes)
@@ -63,7 +63,7 @@ def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: M
     assert any("metrics.jsonl ends before step 300 of evaluation.json" in note for note in found.notes)
 
 
-def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: MakeRun) -> None:
+def test_a_truncated_recipe_is_a_note(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     run.recipe.write_text(run.recipe.read_text().replace("export = {}\n", ""))
     found = data.read(run)
@@ -74,14 +74,14 @@ def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: MakeRun) -> None
 @pytest.mark.parametrize(
     "value", ["[]", "null", "3", '{"sources": 3, "parameters": [], "totals": null, "memory_bytes": "x"}']
 )
-def test_files_of_another_shape_are_no_error(make_run: MakeRun, value: str) -> None:
+def test_files_of_another_structure_are_no_error(make_run: MakeRun, value: str) -> None:
     run = make_run(steps=10)
     for path in run.path.rglob("*.json"):
         path.write_text(value)
     assert page.write(run).exists()
 
 
-def test_nothing_to_report(tmp_path: Path) -> None:
+def test_reporting_on_an_empty_or_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to report"):
         page.write(RunDirectory(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -89,7 +89,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         data.read(RunDirectory(tmp_path / "absent"))
 
 
-def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: MakeRun) -> None:
+def test_a_model_that_learned_nothing_is_described(make_run: MakeRun) -> None:
     run = make_run()
     found = data.read(run)
     assert summary.learned_nothing(found) == ""
@@ -102,12 +102,12 @@ def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: MakeRun) -> 
         found.train.columns["loss"] = np.full(len(found.train), trained * guess)
         assert summary.learned_nothing(found).lower().startswith(says.lower()) and says in summary.headline(found)
         assert bool(summary.learned_nothing(found)) == bool(says)
-    with open(run.metrics, "a") as file:  # what had learned and lost it
+    with open(run.metrics, "a") as file:  # learned and lost it
         file.write(json.dumps({"kind": "validation", "step": 1200, "loss": 1.1 * guess}) + "\n")
     assert summary.learned_nothing(data.read(run)) == ""
 
 
-def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: MakeRun) -> None:
+def test_an_alert_url_is_not_on_the_page(make_run: MakeRun) -> None:
     run = make_run()
     text = run.recipe.read_text().replace("[report]", "", 1)
     run.recipe.write_text(text + '\n[report]\nwebhook = "https://hooks.example.com/services/T0/secret"\n')
@@ -118,7 +118,7 @@ def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: MakeRun) -
     assert "secret" not in data.read(run).recipe_text
 
 
-def test_scores_of_other_texts_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+def test_scores_on_different_texts_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     one, other = (data.read(make_run(folder=tmp_path / name)) for name in ("one", "other"))
     assert "one and other are equal on their held-out text" in comparison.headline({"one": one, "other": other})
     source = next(iter(other.manifest["sources"].values()))
@@ -130,7 +130,7 @@ def test_scores_of_other_texts_are_not_ranked(make_run: MakeRun, tmp_path: Path)
         assert said.endswith("so these do not compare.") and "ahead" not in said
 
 
-def test_a_cut_log_of_times_is_noted(make_run: MakeRun) -> None:
+def test_a_truncated_time_log_is_noted(make_run: MakeRun) -> None:
     run = make_run(steps=20)
     row = {"began": 0.0, "at": 10.0, "from": 0, "step": 20, "redone_steps": 0, "steps": 5.0}
     run.times.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'at': 12.0})}\n")
@@ -151,7 +151,7 @@ def test_a_cut_log_of_times_is_noted(make_run: MakeRun) -> None:
         ([*range(1, 20), *range(20, 101, 10)], 105, 10, ""),  # another interval from step 20 on
         ([10, 20, 30, 40, *range(41, 60)], 59, 1, ""),
         ([*range(1, 33), 40, 50, 60], 60, 10, ""),
-        ([10], 16, 10, ""),  # few lines: after a stop at once, or a checkpoint between two
+        ([10], 16, 10, ""),  # few lines: after an immediate stop, or a checkpoint between two
         ([], 6, 7, ""),
         ([7], 16, 7, "the lines of steps 8 to 16 are missing"),
         ([7, 14, 20, 21, 28], 30, 7, ""),  # 20 was once the last step
@@ -180,7 +180,7 @@ def test_thinning_keeps_ends_and_extremes() -> None:
 
 
 @pytest.mark.parametrize("points", [1, 2, 3, 1999, 2000, 2001, 5000])
-def test_thinning_of_any_length(points: int) -> None:
+def test_thinning_works_for_any_length(points: int) -> None:
     x = np.arange(points, dtype=np.float64)
     kept_x, kept_y = curves.thin(x, x**2, 2000)
     assert len(kept_x) <= 2000
@@ -212,7 +212,7 @@ def test_figures_are_valid_plotly_without_nan(make_run: MakeRun) -> None:
         valid_plotly(figure)
 
 
-def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: MakeRun) -> None:
+def test_baselines_are_lines_and_missing_ones_have_advice(make_run: MakeRun) -> None:
     run = make_run(steps=60)
     both = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "bits")
     levels = {trace["name"]: trace["y"][0] for trace in both["traces"][-2:]}
@@ -241,7 +241,7 @@ def test_a_long_run_makes_a_small_page() -> None:
 
 
 def test_every_statistic_of_the_layers_becomes_a_figure(tmp_path: Path) -> None:
-    """Blocks in their order, of twelve six; the largest logit of any block; groups of weights by kind, the mean over blocks."""
+    """Blocks in order, six of twelve; the largest logit of any block; groups of weights by kind, the mean over blocks."""
     run = RunDirectory(tmp_path)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""The page of a plan: whole, self-contained, safe, and what is missing left out."""
+"""The page of a plan: complete, self-contained, safe, and without empty sections."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def whole(name: str = "llama3-8b") -> Reader:
     return Reader(plan_page.render(out, name=name, beside=[out], titles=[name]))
 
 
-def test_every_section_is_there_in_order() -> None:
+def test_every_section_is_present_in_order() -> None:
     found = whole()
     found.is_whole(SECTIONS)
     assert set(found.figures()) == {"layouts"}
@@ -54,7 +54,7 @@ def test_every_section_is_there_in_order() -> None:
     assert f"{plan().memory.total / 1e9:.1f} GB" in said and "16 x H100 SXM" in said
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped() -> None:
     found = whole(HOSTILE)
     assert HOSTILE in "".join(found.text)
     assert not any(tag == "img" for tag, _ in found.elements)
@@ -62,12 +62,12 @@ def test_hostile_names_stay_text() -> None:
 
 
 @pytest.mark.parametrize("missing", [("memory",), ("step",), ("layouts",), ("memory", "step", "layouts")])
-def test_what_is_missing_is_left_out(missing: tuple[str, ...]) -> None:
+def test_missing_parts_are_left_out(missing: tuple[str, ...]) -> None:
     found = Reader(plan_page.compose("part", {**figure_series(plan()), **dict.fromkeys(missing)})).sections()
     assert set(found) == {"memory", "step", "layouts"} - set(missing)
 
 
-def test_bars_are_as_long_as_their_sums() -> None:
+def test_bar_lengths_equal_their_sums() -> None:
     out = plan()
     html = plan_page.compose("bars", figure_series(out))
     edge = float(re.findall(r'class="edge" style="left:([0-9.]+)%', html)[0])
@@ -80,7 +80,7 @@ def test_bars_are_as_long_as_their_sums() -> None:
     assert sum(map(float, re.findall(r"width:([0-9.]+)%", stack))) == pytest.approx(100.0, abs=0.1)
 
 
-def test_every_colour_is_one_of_the_theme() -> None:
+def test_every_colour_is_from_the_theme() -> None:
     style = (Path(page.__file__).parent / "style.css").read_text()
     known = set(re.findall(r"--([a-z0-9-]+):", style))
     html = plan_page.compose("colours", figure_series(plan()))
@@ -89,7 +89,7 @@ def test_every_colour_is_one_of_the_theme() -> None:
     assert inks <= known
 
 
-def test_a_page_is_written_where_it_can_be(tmp_path: Path) -> None:
+def test_a_page_is_written_or_its_folder_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     assert require_output_path(page, "--html", PAGE_MARK) == page
     write_page(page, plan_page.render(plan(), name="plan"))
@@ -110,13 +110,13 @@ def goal(**asked: str) -> Goal:
 
 @cache
 def searched() -> PlanResult:
-    """A layout that was looked for."""
+    """Return a plan with a searched layout."""
     return plan_result.make_plan(goal(model="llama3-8b", tokens="1T", gpus="16xH100"), searched=True)
 
 
 @cache
 def piped() -> PlanResult:
-    """A given layout with a pipeline: GPT-3 as Megatron-LM trains it."""
+    """Return a plan with a given pipeline layout: GPT-3 as Megatron-LM trains it."""
     asked = {"tp": "8", "pp": "8", "virtual": "4", "schedule": "interleaved", "micro_batch": "1", "batch": "3145728"}
     return plan_result.make_plan(
         goal(model="gpt3-175b", tokens="300B", gpus="1024xA100-80GB", framework="megatron-lm-2021", **asked)
@@ -138,7 +138,7 @@ def test_memory_bars_add_up_and_mark_the_plan(of: object) -> None:
     assert ("pipeline stage" in kinds) == (out.job.layout.pipeline > 1)
 
 
-def test_the_front_is_what_no_other_beats() -> None:
+def test_the_pareto_front_has_the_layouts_that_no_other_beats() -> None:
     out = searched()
     assert out.found is not None
     found = figures.layouts(out.found, out.job)
@@ -153,7 +153,7 @@ def test_the_front_is_what_no_other_beats() -> None:
     ]
 
 
-def test_all_pictures_are_plain_values() -> None:
+def test_all_figures_are_plain_values() -> None:
     for out in (searched(), piped()):
         found = figures.figure_series(out)
         assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()
@@ -170,7 +170,7 @@ def read(run: RunDirectory) -> Reader:
     return Reader(page.write(run).read_text(encoding="utf-8"))
 
 
-def test_every_section_of_a_report_is_there_in_order(make_run: MakeRun) -> None:
+def test_every_section_of_a_report_is_present_in_order(make_run: MakeRun) -> None:
     read(make_run(steps=60)).is_whole(REPORT_SECTIONS)
     style = (Path(page.__file__).parent / "style.css").read_text()
     assert "url(" not in style and "@import" not in style
@@ -186,19 +186,19 @@ def test_sections_without_data_are_absent(make_run: MakeRun) -> None:
     assert "12,649 of 14,874 documents were kept" in "".join(found.text)
 
 
-def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None:
+def test_a_page_without_curves_has_no_plotting_library(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_json(run.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 3.0, "skipped": False}]})
     assert page.write(run).stat().st_size < 100_000
 
 
-def test_hostile_text_stays_text(make_run: MakeRun) -> None:
+def test_hostile_text_is_escaped(make_run: MakeRun) -> None:
     run = make_run(steps=20, hostile=HOSTILE_TEXT)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for row in rows:
         for key in ("loss_by_source", "bits_per_byte_by_source"):
             if key in row:
-                row[key][HOSTILE_TEXT] = 3.0  # inside the figures, which stand in a script element
+                row[key][HOSTILE_TEXT] = 3.0  # inside the figures, which are in a script element
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read(run)
     assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in "".join(found.text)
@@ -210,13 +210,13 @@ def test_hostile_text_stays_text(make_run: MakeRun) -> None:
     assert any("</script>" in trace["name"] for trace in json.loads(data)["sources"]["traces"])
 
 
-def test_half_a_character_is_no_error(make_run: MakeRun) -> None:
+def test_half_a_surrogate_pair_is_no_error(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     run.evaluation.write_text('{"samples": [{"prompt": "x", "text": "torn \\ud83d here"}]}')
     assert "torn ? here" in page.write(run).read_text(encoding="utf-8")
 
 
-def test_the_page_is_written_as_a_whole(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_written_atomically(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(steps=10)
     run.report.write_text("the old page")
 

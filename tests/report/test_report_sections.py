@@ -1,4 +1,4 @@
-"""The sections of the page: the corpus, its quality, the processes, and the results of an encoder and of a classifier."""
+"""Sections of the page: the corpus, its quality, the processes, and the results of an encoder and a classifier."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def corpus_section(run: RunDirectory) -> str:
     return section_of(page.render(data.read(run)), "corpus")
 
 
-def test_tables(built: RunDirectory) -> None:
+def test_tables_of_the_corpus_section(built: RunDirectory) -> None:
     html = corpus_section(built)
     shown = tables(html)
     assert [row[:3] for row in shown["Step by step"]] == [["read", "14", "0"], ["rules", "14", "6"]]
@@ -116,7 +116,7 @@ def test_files_that_were_not_read_are_on_the_page(built: RunDirectory) -> None:
     assert "Files not read" not in page.render(data.read(built))
 
 
-def test_the_page_shows_them_escaped(built: RunDirectory) -> None:
+def test_the_corpus_section_escapes_text(built: RunDirectory) -> None:
     section = corpus_section(built)
     assert "Built in 1 min 01 s" in section
     assert "<b>bad</b>" not in section
@@ -126,7 +126,7 @@ def test_the_page_shows_them_escaped(built: RunDirectory) -> None:
 
 
 def record(hostile: str = "") -> dict[str, Any]:
-    """quality.json as the corpus writes it, of three sources."""
+    """Return quality.json as the corpus writes it, for three sources."""
     return {
         "version": 2,
         "model": {"kind": "linear", "read_bytes": 20_000, "buckets": 262_144},
@@ -144,7 +144,7 @@ def record(hostile: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_section_is_there_when_the_file_is(make_run: MakeRun) -> None:
+def test_the_quality_section_is_present_if_its_file_is(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     before = page.write(run).read_text(encoding="utf-8")
     assert 'id="quality"' not in before
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_a_note_or_nothing(make_run: MakeRun, damage: str) -> 
     assert ("corpus/quality.json is damaged" in html) == (damage in ("{", "[]"))
 
 
-def test_a_model_that_was_not_tested_says_so(make_run: MakeRun) -> None:
+def test_an_untested_quality_model_is_reported(make_run: MakeRun) -> None:
     run, untested = make_run(steps=10), record()
     for key in ("held_out", "labelled"):
         del untested[key]
@@ -204,7 +204,7 @@ HOSTILE = "</code><script>alert(1)</script>"
 
 
 def turned(run: RunDirectory, objective: str, evaluation: dict[str, object]) -> data.RunData:
-    """A run's folder as another objective would have written it."""
+    """Change a run directory to that of another objective."""
     run.recipe.write_text(run.recipe.read_text().replace("[train]\n", f'[train]\nobjective = "{objective}"\n'))
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
@@ -224,7 +224,7 @@ def shown_text(run: RunDirectory) -> str:
     return re.sub(r"<script>.*?</script>", "", page.render(data.read(run)), flags=re.DOTALL)
 
 
-def test_an_encoder(make_run: MakeRun) -> None:
+def test_the_results_of_an_encoder(make_run: MakeRun) -> None:
     run = make_run()
     guesses = [{"word": "get" + HOSTILE, "probability": 0.5}, {"word": "set", "probability": 0.25}]
     fill_in = {"source": "code", "before": "self.", "word": "get" + HOSTILE, "after": "(key)", "guesses": guesses}
@@ -244,7 +244,7 @@ def test_an_encoder(make_run: MakeRun) -> None:
     assert "<script>alert" not in shown
 
 
-def test_a_classifier(make_run: MakeRun) -> None:
+def test_the_results_of_a_classifier(make_run: MakeRun) -> None:
     run = make_run()
     classes = [
         {"label": "spam" + HOSTILE, "texts": 4, "precision": 0.75, "recall": 0.75, "f1": 0.75},
@@ -262,7 +262,7 @@ def test_a_classifier(make_run: MakeRun) -> None:
     assert "<h2>Classes</h2>" in text and "<script>alert" not in text
 
 
-def test_damaged_classes_are_no_failure(make_run: MakeRun) -> None:
+def test_damaged_classes_are_no_error(make_run: MakeRun) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
     html = page.render(found)
     assert len(tables(section_of(html, "classes"))) == 1
@@ -270,7 +270,7 @@ def test_damaged_classes_are_no_failure(make_run: MakeRun) -> None:
 
 
 def split(run: RunDirectory, steps: int = 3) -> RunDirectory:
-    """The run as if it had been split, with the matmul's seconds in a few steps."""
+    """Change a run to a parallel one, with the seconds of the matmul check in a few steps."""
     recipe = run.recipe.read_text()
     run.recipe.write_text(recipe + "\n[parallel]\nreplicate = 1\nshard = 2\ntensor = 2\npipeline = 2\nzero = 1\n")
     plan = json.loads(run.plan.read_text()) | {"communicated_bytes": {"all_gather": 2000, "send": 500}}

@@ -1,4 +1,4 @@
-"""What happened to a run, told at the head of its page."""
+"""The story at the top of a run's page."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def incident(step: int, what: str, action: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: MakeRun) -> None:
+def test_alarms_rollbacks_and_restarts_are_in_order(make_run: MakeRun) -> None:
     incidents = [
         incident(20, "slow", "recorded"),
         incident(30, "spike", "update skipped"),
@@ -71,8 +71,8 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: MakeRun) -> None
     ]
 
 
-def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_is_the_cause(make_run: MakeRun) -> None:
-    """The other process ends with an error of its own, since it lost its neighbour."""
+def test_a_failure_recorded_after_the_restart_is_shown_before_it_as_the_cause(make_run: MakeRun) -> None:
+    """The other process ends with its own error, since it lost the first one."""
     times = [
         {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0, "stopped_by": "an error: RuntimeError"},
         {"began": 40.5, "at": 80.0, "from": 40, "step": 80, "redone_steps": 0},
@@ -83,13 +83,13 @@ def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_i
     assert not any("RuntimeError" in sentence for _, sentence in found)
 
 
-def test_a_run_to_which_nothing_happened_has_no_story(make_run: MakeRun) -> None:
+def test_a_run_without_incidents_has_no_story(make_run: MakeRun) -> None:
     run = make_run()
     assert told(run, [incident(20, "slow", "recorded")]) == []
     assert 'id="story"' not in render(run_data.read(run))
 
 
-def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: MakeRun) -> None:
+def test_a_long_story_is_shortened_in_the_middle_and_escaped(make_run: MakeRun) -> None:
     run = make_run()
     rows = [incident(step, f"<b>{step}", "update skipped") for step in range(10, 10 + 3 * MAX_EVENTS)]
     found = told(run, rows)
@@ -122,18 +122,18 @@ def test_the_median_leaves_out_the_start_and_single_slow_steps(tmp_path: Path) -
     assert compared(tmp_path, rows[:2]) == {}
 
 
-def test_a_batch_that_grows_counts_when_it_is_full(tmp_path: Path) -> None:
+def test_a_growing_batch_counts_once_it_is_full(tmp_path: Path) -> None:
     rows = [*(step(n, 0.1, 100) for n in range(50)), *(step(n, 1.0) for n in range(50, 60))]
     assert compared(tmp_path, rows)["step_seconds"]["measured"] == 1.0
 
 
-def test_the_spread_is_of_the_middle_half(tmp_path: Path) -> None:
+def test_the_spread_covers_the_middle_half(tmp_path: Path) -> None:
     seconds = [1.0, 1.0, 1.0, *(0.8 + 0.1 * number for number in range(5))]
     found = compared(tmp_path, [step(number, value) for number, value in enumerate(seconds, 1)])["step_seconds"]
     assert (found["measured"], found["spread"]) == (pytest.approx(1.0), pytest.approx(0.2))
 
 
-def test_memory_is_the_most_that_any_line_says(tmp_path: Path) -> None:
+def test_memory_is_the_maximum_of_all_lines(tmp_path: Path) -> None:
     rows = [step(n, 1.0, memory_bytes=100 + n) for n in range(1, 10)]
     last = {"kind": "memory", "step": 9, "measured": 150, "planned": 120}
     assert compared(tmp_path, rows)["memory_bytes"] == {
@@ -146,7 +146,7 @@ def test_memory_is_the_most_that_any_line_says(tmp_path: Path) -> None:
     assert (found["planned"], found["measured"]) == (120, 150), "what the training process itself held"
 
 
-def test_after_a_resume_only_what_came_since_counts(tmp_path: Path) -> None:
+def test_after_a_resume_only_later_steps_count(tmp_path: Path) -> None:
     old = [step(n, 9.0, memory_bytes=500) for n in range(1, 10)] + [{"kind": "memory", "step": 9, "measured": 600}]
     new = [step(n, 1.0, memory_bytes=300) for n in range(10, 16)] + [{"kind": "memory", "step": 15, "measured": 400}]
     plan = {"step_seconds": 1.0, "memory_bytes": {"total": 90}}
@@ -202,7 +202,7 @@ def test_runs_side_by_side(make_run: MakeRun, tmp_path: Path) -> None:
     assert all(len(figure["traces"]) == 2 for figure in figures)
 
 
-def test_a_source_of_one_run_alone_differs_by_its_name(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_source_in_only_one_run_is_a_difference(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     text = runs[1].recipe.read_text()
     source = '[[corpus.sources]]\nname = "extra"\nformat = "jsonl"\npaths = ["more"]\n'
@@ -221,14 +221,14 @@ def test_a_source_of_one_run_alone_differs_by_its_name(make_run: MakeRun, tmp_pa
     assert outcome["Bits per byte of PPMd order 10 on the same text"] == ["1.5000", "1.5000"]
 
 
-def test_runs_of_one_name_are_named_by_their_folders(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_named_by_their_folders(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5), make_run(steps=5, folder=tmp_path / "b")]
     named = comparison.name_runs([run_data.read(run) for run in runs], [run.path for run in runs])
     assert list(named) == [str(run.path) for run in runs]
     assert comparison.differences(named)[1] == []
 
 
-def test_scores_of_other_data_are_other_rows(make_run: MakeRun, tmp_path: Path) -> None:
+def test_scores_on_different_data_are_separate_rows(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     for run, data, items in zip(runs, ("x.jsonl", "y.jsonl"), (8, 1), strict=True):
         tasks = [
@@ -249,7 +249,7 @@ def test_scores_of_other_data_are_other_rows(make_run: MakeRun, tmp_path: Path) 
     assert outcome["same, acc"] == ["0.1250 (0.0000 to 0.5000)", "1.0000"]
 
 
-def test_losses_of_different_objectives_are_in_no_common_figure_or_row(make_run: MakeRun, tmp_path: Path) -> None:
+def test_losses_of_different_objectives_share_no_figure_or_row(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n'))
     named = read_all(runs)
@@ -263,7 +263,7 @@ def test_losses_of_different_objectives_are_in_no_common_figure_or_row(make_run:
     assert rows["Training loss, the last, nats per hidden token"][0] == "–"
 
 
-def test_scores_of_other_data_are_another_curve(make_run: MakeRun, tmp_path: Path) -> None:
+def test_scores_on_different_data_are_separate_curves(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=20, folder=tmp_path / name) for name in "ab"]
     for run, later in zip(runs, (7, 8), strict=True):
         with open(run.metrics, "a") as file:
@@ -283,7 +283,7 @@ def test_scores_of_other_data_are_another_curve(make_run: MakeRun, tmp_path: Pat
     assert "tasks-acc-quiz" not in [figure["id"] for figure in comparison.overlay_figures({"a": same, "b": changed})]
 
 
-def test_a_recipe_that_cannot_be_read_is_named_and_differs_in_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+def test_an_unreadable_recipe_is_named_and_not_compared(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "abc"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("clip_norm = 1.0", "clip_norm = 0.5"))
     runs[2].recipe.write_text("[run")

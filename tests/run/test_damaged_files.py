@@ -1,4 +1,4 @@
-"""Files of a trained run that were damaged: mended where they can be, refused before anything is changed where not."""
+"""Damaged files of a trained run: repaired if possible, otherwise an error before anything changes."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ CHANGES_ANYHOW = {".lock", "stages.json", "log.txt"}
 
 @pytest.fixture(scope="module")
 def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run of 24 steps with a report was made; beside it `kept`, a copy."""
+    """Folder with a run of 24 steps and its report, and a copy of it in `kept`."""
     runs = tmp_path_factory.mktemp("damaged") / "runs"
     shutil.copytree(prepared / "runs", runs)
     given = "--set", f"run.dir={runs}", "--set", "train.schedule.kind=constant"
@@ -35,7 +35,7 @@ def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(made: Path, fixed_step_time: None) -> Path:
-    """A run of 24 steps with a report, free to be written to."""
+    """A writable run of 24 steps with a report."""
     shutil.rmtree(made)
     shutil.copytree(made.with_name("kept"), made)
     return made / "small"
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def edit(path: Path) -> None:
-    """Change one byte in the middle."""
+    """Change one byte in the middle of a file."""
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
@@ -63,9 +63,7 @@ def train(folder: Path, *more: str, command: str = "train") -> int:
 
 @pytest.mark.parametrize("damage", [edit, Path.unlink])
 @pytest.mark.fault(25)
-def test_damaged_shards_are_named_and_written_again(
-    trained: Path, damage: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_shards_are_named_and_rewritten(trained: Path, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
     before, manifest = files(trained), read_json(trained / "tokens" / "manifest.json")
     shard = trained / "tokens" / "code-train-00000.bin"
     content = shard.read_bytes()
@@ -88,8 +86,8 @@ def test_damaged_shards_are_named_and_written_again(
     assert train(trained, *LONGER) == 0
 
 
-def test_tokens_that_would_be_others_are_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The documents were changed too: what a checkpoint was trained on cannot be made of them."""
+def test_tokens_that_would_differ_are_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The documents changed as well, so that the tokens that a checkpoint was trained on cannot be rebuilt."""
     documents = next((trained / "corpus" / "documents").glob("*.parquet"))
     import pyarrow.parquet as parquet
 
@@ -103,7 +101,7 @@ def test_tokens_that_would_be_others_are_not_written(trained: Path, capsys: pyte
     assert {name: text for name, text in files(trained).items() if not name.startswith("tokens.work")} == before
 
 
-def test_a_journal_cut_short_is_refused_before_anything_is_moved(
+def test_a_truncated_journal_is_an_error_before_anything_is_moved(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bessemer.checkpoint.format import MANIFEST, _signed
@@ -118,7 +116,7 @@ def test_a_journal_cut_short_is_refused_before_anything_is_moved(
     assert files(trained) == before
 
 
-def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_verifies_its_last_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints, weights = trained / "checkpoints", weights_hash(trained)
     (checkpoints / "latest").write_text("step-00000008")
     assert train(trained) == 0
@@ -140,7 +138,7 @@ def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pyte
     )
 
 
-def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: Path) -> None:
+def test_a_damaged_checkpoint_is_an_incident_when_a_run_is_extended(trained: Path) -> None:
     truncate(trained / "checkpoints" / "step-00000024" / "model.safetensors")
     assert train(trained, *LONGER) == 0
     (row,) = (row for row in read_json_lines(trained / "incidents.jsonl") if row["what"] == "checkpoint_damaged")
@@ -151,7 +149,7 @@ def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: P
     )
 
 
-def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_plans_and_stages_are_rebuilt(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("plan.json", "stages.json", "environment.json"):
         (trained / name).write_text("")
     assert train(trained) == 0
@@ -174,14 +172,14 @@ def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys
         ("tokens/stage.json", "[3]"),
     ],
 )
-def test_json_of_another_kind_is_damage_too(trained: Path, name: str, content: str) -> None:
+def test_json_of_another_structure_is_damage(trained: Path, name: str, content: str) -> None:
     (trained / name).unlink(missing_ok=True)
     (trained / name).write_text(content)
     assert train(trained, *LONGER) == 0
     assert len(read_json_lines(trained / "metrics.jsonl")) >= 6
 
 
-def test_a_damaged_recipe_of_a_run_says_what_to_do(
+def test_a_damaged_recipe_of_a_run_is_an_error_with_advice(
     trained: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (trained / "recipe.toml").write_text('[run]\nname = "sm')
@@ -192,8 +190,8 @@ def test_a_damaged_recipe_of_a_run_says_what_to_do(
     assert run_command([*given, "--restart"]) == 0
 
 
-def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of another recipe, too: a run that was renamed has the one that it had (tests/workflow/test_changed_sources.py)."""
+def test_checkpoints_of_another_run_are_errors(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Include checkpoints of another recipe: a renamed run keeps its own (tests/workflow/test_changed_sources.py)."""
     other = load(trained).changed(run={"name": "other", "seed": 9})
     (trained / "recipe.toml").write_text(dump(other))
     before = files(trained)
@@ -202,7 +200,7 @@ def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("way", ["edited", "gone"])
-def test_a_recipe_that_was_edited_by_hand_is_refused_as_any_other_change(
+def test_a_manually_edited_recipe_of_a_run_is_an_error(
     trained: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     shutil.rmtree(trained / "checkpoints" / "step-00000024")  # 16 steps are done
@@ -222,9 +220,7 @@ def test_a_recipe_that_was_edited_by_hand_is_refused_as_any_other_change(
     assert files(trained) == before
 
 
-def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_on_a_run_reject_an_edited_recipe(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = trained / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("seed = ", "seed = 7", 1))
     capsys.readouterr()
@@ -252,10 +248,10 @@ def test_lines_of_logs_with_a_damaged_key_are_left_out(trained: Path, capsys: py
     assert read_json(trained / "mixture.json")["samples"] == 24 * 8, "it was trained to its end"
 
 
-def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
+def test_evaluate_and_export_use_the_newest_checkpoint_or_fail(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not an older one, with the score of another step."""
+    """An older checkpoint with the score of another step is never used."""
     newest = sorted((trained / "checkpoints").glob("step-*"))[-1]
     file = newest / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -273,7 +269,7 @@ def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
 
 
 def swap_two_ids(tokens: Path) -> Path:
-    """The file has the same size: two tokens of one length have each other's id."""
+    """Swap the ids of two tokens of the same length, so that the file keeps its size."""
     path = tokens / "tokenizer.json"
     text = path.read_text()
     ids = read_json(path)["model"]["vocab"]
@@ -297,7 +293,7 @@ def name_another_end_of_text(tokens: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", [swap_two_ids, name_another_end_of_text])
-def test_no_command_reads_tokens_that_were_changed(
+def test_no_command_reads_changed_tokens(
     trained: Path, damage: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = files(trained), trained.parent / "out"
@@ -324,8 +320,8 @@ def test_no_command_reads_tokens_that_were_changed(
     assert run_command(["generate", str(trained), "def "]) == 0
 
 
-def test_a_damaged_document_is_no_training_text(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bessemer tokens` names it; `bessemer run` builds the corpus again, and the tokens are the same."""
+def test_a_damaged_document_is_not_trained_on(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bessemer tokens` names it; `bessemer run` builds the corpus again with equal tokens."""
     timed = ("tokens/manifest.json", "tokens/stage.json")
 
     def made() -> dict[str, bytes]:
@@ -346,8 +342,8 @@ def test_a_damaged_document_is_no_training_text(trained: Path, capsys: pytest.Ca
     assert made() == whole
 
 
-def test_a_corpus_that_was_damaged_is_built_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tokens that were made of it stay current."""
+def test_a_damaged_corpus_is_rebuilt(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens built from it stay current."""
     name = "sources.json"
     whole = (trained / "corpus" / name).read_bytes()
     edit(trained / "corpus" / name)
@@ -360,8 +356,8 @@ def test_a_corpus_that_was_damaged_is_built_again(trained: Path, capsys: pytest.
         assert "unchanged, skipped" in capsys.readouterr().err
 
 
-def test_damaged_pages_are_found_where_no_hash_is(trained: Path) -> None:
-    """As of documents in a store, or read by tasks: each bit of the pages is under a checksum."""
+def test_damaged_pages_are_detected_without_a_file_hash(trained: Path) -> None:
+    """For documents in a store or read by tasks: every bit of the pages has a checksum."""
     from bessemer.common.errors import DamagedFile
     from bessemer.tokens.documents import part_files, read_documents
 
@@ -380,7 +376,7 @@ def test_damaged_pages_are_found_where_no_hash_is(trained: Path) -> None:
         list(read_documents(part_files(part.parent)))
 
 
-def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_export_is_rewritten(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     out = trained.parent / "out"
     command = ["export", str(trained), str(out)]
@@ -397,8 +393,8 @@ def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pyte
     assert run_command(command) == 0 and (out / "notes.txt").exists(), "a file of the user's is no damage"
 
 
-def test_every_bit_of_a_stage_is_verified_or_changes_nothing(trained: Path) -> None:
-    """60 single bits, over all files of corpus and tokens: found when the stage is verified, else the same is read."""
+def test_every_flipped_bit_of_a_stage_is_detected_or_harmless(trained: Path) -> None:
+    """Flip 60 single bits over all files of corpus and tokens: verification finds them, or the same content is read."""
     from bessemer.common.errors import BessemerError
     from bessemer.run.files import STAGE_FILE, verify_stage
     from bessemer.tokens.documents import part_files, read_documents

@@ -16,7 +16,7 @@ from bessemer.run.stage import mark_stage, stage_is_current, staging
 
 
 @pytest.mark.fault(31)
-def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_writer_is_an_error_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     run = RunDirectory(tmp_path / "run")
     code = (
@@ -30,13 +30,13 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypa
     assert subprocess.run([sys.executable, "-c", code, str(run.path)], check=False).returncode == 0
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_write_access_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"), RunDirectory(tmp_path / "file" / "run").lock():
         pass
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
     write_atomic(path, "old")
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -46,7 +46,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_staging_publishes_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_staging_publishes_completely_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "stage"
     with staging(target) as folder:
         (folder / "a").write_text("1")
@@ -74,7 +74,7 @@ def test_a_stage_is_current_while_its_inputs_and_files_are_the_same(tmp_path: Pa
     assert not stage_is_current(tmp_path / "stage", "inputs")
 
 
-def test_a_log_on_a_full_disk_waits_and_is_then_whole(
+def test_a_log_on_a_full_disk_is_completed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     room, write = [10], os.write
@@ -89,7 +89,7 @@ def test_a_log_on_a_full_disk_waits_and_is_then_whole(
     monkeypatch.setattr(os, "write", scarce)
     path = tmp_path / "new" / "log.jsonl"
     with LogFile(path) as log:
-        for number in range(4):  # 9 bytes each: the second does not fit, the file keeps whole entries only
+        for number in range(4):  # 9 bytes each: the second does not fit, and the file keeps only whole entries
             log.append(json_line({"n": number}))
         assert read_json_lines(path) == [{"n": 0}]
         assert path.stat().st_size == 9
@@ -104,10 +104,10 @@ def test_a_log_on_a_full_disk_waits_and_is_then_whole(
     LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")
 
 
-def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
+def test_entries_delayed_by_a_full_disk_are_written_with_other_logs_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process that records no further incident does not lose the one of the full disk."""
+    """A process that records no further incident must not lose the one about the full disk."""
     append, full = log_file._append_whole, {"rare.jsonl", "lost.jsonl"}
 
     def scarce(path: Path, data: bytes) -> None:
@@ -131,7 +131,7 @@ def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
     assert "lost.jsonl: its last 1 entries" in capsys.readouterr().err and not LogFile.waiting
 
 
-def test_a_refusal_leaves_no_run_folder(tmp_path: Path) -> None:
+def test_a_rejected_run_leaves_no_run_directory(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(InputError), run.lock():
         raise InputError("no text")

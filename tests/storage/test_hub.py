@@ -1,4 +1,4 @@
-"""Models of the hub by name, against a stand-in on this machine: read, pinned, kept, and refused in a sentence."""
+"""Models of the hub by name, with a local stand-in: read, pinned, cached, and clear in errors."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ for text in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """someone/small, a Qwen2 with what else a repository holds, and someone/pickled, which has only a pickle, and a tokenizer
-    alone."""
+    """someone/small, a Qwen2 with other files of a repository; someone/pickled, with only a pickle; and a tokenizer alone."""
     folder = tmp_path_factory.mktemp("hub")
     tokenizer = Tokenizer.train(
         [Path(__file__).read_text()], 300, "<|endoftext|>", regex=pattern_of("qwen2"), normalizer=NORMALIZERS["qwen2"]
@@ -78,7 +77,7 @@ def fetched(environment: dict[str, str], *names: str) -> list[object]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_names_are_read_pinned_and_kept(hub: Hub, tmp_path: Path) -> None:
+def test_models_are_found_by_name_pinned_and_cached(hub: Hub, tmp_path: Path) -> None:
     here = environment(hub, tmp_path)
     names = "someone/small!settings someone/small someone/small@v1 someone/small@v9 no/body someone/pickled"
     first, settings, tagged, no_revision, nobody, pickled = fetched(here, *names.split())
@@ -90,7 +89,7 @@ def test_names_are_read_pinned_and_kept(hub: Hub, tmp_path: Path) -> None:
     assert no_revision == "hf:someone/small@v9: the model has no revision 'v9'; give a branch, a tag or a commit"
     assert nobody == "hf:no/body: no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
     assert str(pickled).startswith("hf:someone/pickled: has no model.safetensors")
-    # Without a network what is there is used; with a server that never answers, too, after a moment.
+    # Without a network the cached files are used, and after a moment also if the server never answers.
     offline = fetched({**here, "HF_HUB_OFFLINE": "1"}, "someone/small", pinned, "someone/other")
     assert offline[0] == offline[1] == settings
     assert str(offline[2]).startswith(
@@ -101,7 +100,7 @@ def test_names_are_read_pinned_and_kept(hub: Hub, tmp_path: Path) -> None:
     assert silent[0] == settings and "the hub cannot be asked" in str(silent[1])
 
 
-def test_a_model_of_the_hub_becomes_a_run(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_can_be_imported(hub: Hub, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -121,7 +120,7 @@ def test_a_model_of_the_hub_becomes_a_run(hub: Hub, tmp_path: Path) -> None:
     assert kept["imported"]["commit"] == COMMIT
 
 
-def test_a_recipe_keeps_the_name_unless_there_is_such_a_folder(tmp_path: Path) -> None:
+def test_a_recipe_keeps_a_hub_name_unless_a_folder_has_it(tmp_path: Path) -> None:
     text = '[run]\nname = "x"\n[tokenizer]\npath = "hf:someone/small"\n[model]\nfrom = "hf:someone/small@v1"\n'
     (tmp_path / "my.toml").write_text(text)
     recipe = load(str(tmp_path / "my.toml"))

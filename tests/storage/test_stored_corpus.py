@@ -1,4 +1,6 @@
-"""A run whose corpus is in `corpus.storage`: the tokens of one in its run directory, and every reader of its documents."""
+"""A run with its corpus in `corpus.storage`: its tokens equal those of a corpus in the run directory, and all readers find its
+documents.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def tokens_of(run: RunDirectory, bucket: Store) -> dict[str, Any]:
 
 @pytest.fixture
 def command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command on the small recipe with its corpus in a storage; returns what it said."""
+    """Run a command on the small recipe with its corpus in a storage, and return its output."""
 
     def do(name: str, url: str, *more: str, code: int = 0) -> str:
         keys = [f'run.dir="{tmp_path / "runs"}"', f'corpus.storage="{url}"', *more]
@@ -41,7 +43,7 @@ def command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @BOTH
-def test_its_tokens_are_those_of_a_run_folder(
+def test_its_tokens_equal_those_of_a_run_directory(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
@@ -67,7 +69,7 @@ def test_its_tokens_are_those_of_a_run_folder(
 
 
 @BOTH
-def test_a_storage_that_has_lost_it_and_one_that_does_not_answer(
+def test_a_lost_corpus_and_an_unreachable_storage_are_errors(
     kind: str, command: Any, tmp_path: Path, bucket: Store
 ) -> None:
     url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "runs" / "small")
@@ -88,13 +90,13 @@ def test_a_storage_that_has_lost_it_and_one_that_does_not_answer(
 
 
 @BOTH
-def test_runs_share_it_and_it_goes_when_none_has_it(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
+def test_a_shared_corpus_is_removed_with_its_last_run(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
     url, second = storage_of(kind, tmp_path), RunDirectory(tmp_path / "runs" / "second")
     command("corpus", url)
     (place,) = places(url, bucket)
     assert "shared with" in command("corpus", url, 'run.name="second"')
     assert places(url, bucket) == [place] and str(published_folder(second.corpus)).endswith(place)
-    command("corpus", url, "corpus.rules.min_characters=21")  # the first has another one now
+    command("corpus", url, "corpus.rules.min_characters=21")  # the first run has another corpus now
     assert len(places(url, bucket)) == 2 and "unchanged" in command("corpus", url, 'run.name="second"')
     shutil.rmtree(second.path)
     command("corpus", url, "corpus.rules.min_characters=21")
@@ -102,7 +104,7 @@ def test_runs_share_it_and_it_goes_when_none_has_it(kind: str, command: Any, tmp
 
 
 @BOTH
-def test_run_folders_of_one_name_and_copies_of_one_leave_each_others(
+def test_run_directories_with_the_same_name_do_not_remove_each_others_corpus(
     kind: str, command: Any, tmp_path: Path, bucket: Store
 ) -> None:
     url = storage_of(kind, tmp_path)
@@ -117,14 +119,14 @@ def test_run_folders_of_one_name_and_copies_of_one_leave_each_others(
 
 
 @pytest.mark.long
-def test_documents_that_an_earlier_corpus_in_a_store_has_are_duplicates(
+def test_documents_of_an_earlier_stored_corpus_are_duplicates(
     command: Any, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tmp_path / "runs" / "small"
     command("corpus", "s3://b/storage")
     said = command("corpus", "s3://b/storage", 'run.name="second"', f'corpus.dedup.against=["{first}"]', code=2)
     assert "none of its documents is left" in said and "duplicate" in said
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)  # by processes
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)  # with processes
     assert "none of its documents" in command(
         "corpus", "s3://b/storage", 'run.name="third"', "corpus.workers=2", f'corpus.dedup.against=["{first}"]', code=2
     )

@@ -1,4 +1,4 @@
-"""A run whose tokens are in `corpus.storage`: it trains on them as on those of its run directory, bit for bit."""
+"""A run with its tokens in `corpus.storage`, which trains bit for bit as with tokens in its run directory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SHARDS = ["tokens.shard_tokens=3000"]
 
 @pytest.fixture
 def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command on the small recipe with its corpus under another name; returns what it said."""
+    """Run a command on the small recipe with its corpus under another name, and return its output."""
 
     def do(name: str, run: str, *more: str, code: int = 0) -> str:
-        folder = tmp_path / run / run  # each in a folder of its own: they share nothing
+        folder = tmp_path / run / run  # each in its own folder: they share nothing
         if not folder.exists():
             shutil.copytree(prepared / "runs" / "small" / "corpus", folder / "corpus")
         keys = [f'run.dir="{tmp_path / run}"', f'run.name="{run}"', *SHARDS, *more]
@@ -39,7 +39,7 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
 
 
 def same_tokens(one: RunDirectory, two: RunDirectory, bucket: Store) -> None:
-    """The files of two are those of one, in the run directory and in the storage."""
+    """Check that the token files of two runs are equal, in the run directory and in the storage."""
     theirs = published(two.tokens, bucket)
     assert theirs and not any(tasks.is_published(path.name) for path in two.tokens.iterdir())
     for path in one.tokens.iterdir():
@@ -50,7 +50,7 @@ def same_tokens(one: RunDirectory, two: RunDirectory, bucket: Store) -> None:
 
 
 @BOTH
-def test_the_files_are_those_of_a_run_folder(
+def test_the_files_equal_those_of_a_run_directory(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
@@ -78,7 +78,7 @@ def test_the_files_are_those_of_a_run_folder(
 
 
 @BOTH
-def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
+def test_lost_shards_are_rewritten(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
     url = storage_of(kind, tmp_path)
     run, key = RunDirectory(tmp_path / "two" / "two"), f'corpus.storage="{url}"'
     command("tokens", "two", key)
@@ -96,7 +96,7 @@ def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_pat
     assert not places(url, bucket) and published_folder(run.tokens) == run.tokens
 
 
-def test_numbers_of_a_store_and_its_failures(bucket: Store) -> None:
+def test_numbers_in_a_store_and_its_failures(bucket: Store) -> None:
     numbers, place = np.arange(1000, dtype="<u2"), parse_path("s3://b/x")
     assert isinstance(place, StorePath)
     place.write_bytes(numbers.tobytes())
@@ -105,18 +105,18 @@ def test_numbers_of_a_store_and_its_failures(bucket: Store) -> None:
     for use, advice in ((bucket.fail, "the same command resumes"), (bucket.refuse, "check the credentials")):
         use()
         with pytest.raises(BessemerError, match=rf"s3://b/x: the object store failed: AWS Error .*{advice}"):
-            stored[0:500]  # with fewer bytes Arrow has no room for the store's answer, and takes it for a broken one
+            stored[0:500]  # with fewer bytes Arrow has no room for the store's answer and reports it as broken
         bucket.answer()
     assert np.array_equal(stored[:], numbers)
 
 
-def test_packed_tokens_stay_in_the_run_folder(command: Any, tmp_path: Path, bucket: Store) -> None:
+def test_packed_tokens_stay_in_the_run_directory(command: Any, tmp_path: Path, bucket: Store) -> None:
     run = RunDirectory(tmp_path / "two" / "two")
     command("tokens", "two", 'corpus.storage="s3://b/storage"', 'tokens.packing="best-fit"')
     assert published_folder(run.tokens) == run.tokens and not places("s3://b/storage", bucket)
 
 
-def test_what_is_there_already_is_not_moved(command: Any, tmp_path: Path, bucket: Store) -> None:
+def test_existing_files_are_not_moved(command: Any, tmp_path: Path, bucket: Store) -> None:
     command("tokens", "one")
     said = command("tokens", "one", 'corpus.storage="s3://b/storage"')
     assert "unchanged" in said and f"stays in {tmp_path / 'one' / 'one' / 'tokens'}" in said
@@ -125,7 +125,7 @@ def test_what_is_there_already_is_not_moved(command: Any, tmp_path: Path, bucket
 @pytest.mark.long
 @pytest.mark.parametrize("layout", [[], ["parallel.replicate=2"]])
 @BOTH
-def test_a_training_reads_ahead_and_is_the_same_bit_for_bit(
+def test_a_training_reads_ahead_and_is_equal_bit_for_bit(
     kind: str, layout: list[str], command: Any, tmp_path: Path, bucket: Store
 ) -> None:
     key = f'corpus.storage="{storage_of(kind, tmp_path)}"'

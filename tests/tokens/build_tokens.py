@@ -1,8 +1,8 @@
-"""Tokens by tasks, with their work in a store, in a process that kills itself.
+"""Tokens built by tasks with their work in a store, in a process that kills itself.
 
     python build_tokens.py RECIPE RUN MOMENT before|after
 
-MOMENT: the number of the write to the store or the run directory at which the process kills itself, before or after it is done.
+MOMENT is the number of the write to the store or the run directory at which the process kills itself, before or after it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The tokens stage as a whole: the same shards however it is worked on, and whatever tokenizer it is given."""
+"""The tokens stage as a whole: equal shards for any split of the work, with any tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tokens.tokenizer_samples import ENDS, every_kind
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of everything that is trained on."""
+    """Return the SHA-256 of all files that training reads."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
@@ -43,7 +43,7 @@ def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunDirect
 
 
 def recipe_with(prepared: Path, here: Path, name: str) -> Path:
-    """The prepared recipe with a tokenizer of another kind."""
+    """Return the prepared recipe with another kind of tokenizer."""
     every_kind()[name].save(str(here / "tokenizer.json"))
     text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
     end = ENDS.get(name, "<|endoftext|>")
@@ -55,7 +55,7 @@ class Killed(BaseException):
     pass
 
 
-def test_work_on_other_inputs_or_damaged_work_is_done_again(
+def test_work_on_other_inputs_or_damaged_work_is_repeated(
     prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (recipe, run), train, trainings = recipe_of(prepared, here), build.Tokenizer.train, list[int]()
@@ -81,7 +81,7 @@ def test_work_on_other_inputs_or_damaged_work_is_done_again(
     TokenStore.open(run.tokens).verify()
 
 
-def test_tokens_that_do_not_account_for_the_text_fail_loudly(
+def test_tokens_that_do_not_cover_the_text_are_an_error(
     prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, run = recipe_of(prepared, here)
@@ -104,9 +104,7 @@ def test_special_tokens_have_stable_ids(prepared: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "counts"), [("llama", True), ("nfc", True), ("bert", False), ("unigram", False)])
-def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
-    prepared: Path, here: Path, name: str, counts: bool
-) -> None:
+def test_bits_per_byte_need_tokens_that_cover_the_text(prepared: Path, here: Path, name: str, counts: bool) -> None:
     recipe = load(recipe_with(prepared, here, name), [f'run.dir="{here / "runs"}"'])
     run = RunDirectory(recipe.run.folder)
     facts = build.build(recipe, run).manifest["tokenizer"]
@@ -131,7 +129,7 @@ def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.
     assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()
 
 
-def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
+def test_the_held_out_split_has_its_own_seed(prepared: Path, here: Path) -> None:
     wanted = hashes(prepared / "runs" / "small" / "tokens")
     for keys, same in ((("run.seed=4",), True), (("tokens.seed=4",), False)):
         recipe, run = recipe_of(prepared, here, *keys)

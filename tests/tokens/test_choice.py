@@ -1,4 +1,4 @@
-"""The tokenizer of somebody else's folder: its special tokens, wherever the folder says them, and older forms of the file."""
+"""The tokenizer of a published folder: its special tokens in any file, and older forms of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = ["a", "b", "c"]
 
 
 def folder_with(folder: Path, special: list[str], around: tuple[str, str] | None = None, **files: Any) -> Path:
-    """A folder with a tokenizer.json of a few words and further JSON files."""
+    """Write a folder with a tokenizer.json of a few words and further JSON files."""
     inner = Library(models.WordLevel({token: n for n, token in enumerate([*special, *WORDS])}, unk_token=special[0]))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.add_special_tokens(special)
@@ -75,33 +75,33 @@ FOLDERS: dict[str, tuple[list[str], tuple[str, str] | None, dict[str, Any], dict
 
 
 @pytest.mark.parametrize(("special", "around", "files", "wanted"), FOLDERS.values(), ids=FOLDERS)
-def test_special_tokens_are_found_where_the_folder_says_them(
+def test_special_tokens_are_found_in_any_file_of_the_folder(
     special: list[str], around: tuple[str, str] | None, files: dict[str, Any], wanted: dict[str, str], tmp_path: Path
 ) -> None:
     folder = folder_with(tmp_path / "model", special, around, **files)
     tokens = special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
     ends = end_of_text(tokens)
     assert wanted.items() <= tokens.items() and ends == wanted.get("eos", wanted.get("sep"))
-    # A recipe that says nothing of special tokens follows the folder; what it says stays.
+    # A recipe without special tokens follows the folder; those it names take precedence.
     text = f'[run]\nname = "x"\n[tokenizer]\npath = "{folder / "tokenizer.json"}"\n'
     assert resolve_tokenizer(parse(text, "x")).tokenizer.end_of_text == ends
     own = resolve_tokenizer(parse(text + f'end_of_text = "{special[0]}"\n', "x"))
     assert own.tokenizer.end_of_text == special[0]
 
 
-def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
+def test_model_from_uses_its_tokenizer(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, ("[CLS]", "[SEP]"))
     text = f'[run]\nname = "x"\n[model]\nfrom = "hf:{folder}"\n[train]\nobjective = "masked"\n'
     recipe = resolve_tokenizer(parse(text, "x"))
     found = recipe.tokenizer
     assert (found.path, found.end_of_text, found.mask_token) == (f"hf:{folder}", "[SEP]", "[MASK]")
     assert resolve_tokenizer(recipe) == recipe
-    # Its own tokenizer.json may lie elsewhere, alone: the model's folder still says what its tokens are for.
+    # The tokenizer.json may be elsewhere, alone: the model's folder still defines the roles of its tokens.
     alone = folder_with(tmp_path / "alone", ["<a>", "<b>"]) / "tokenizer.json"
     (folder / "config.json").write_text('{"eos_token_id": 1}')
     both = resolve_tokenizer(parse(text.replace("[train]", f'[tokenizer]\npath = "{alone}"\n[train]'), "x"))
     assert (both.tokenizer.path, both.tokenizer.end_of_text) == (str(alone), "<b>")
-    # Who trains a tokenizer says so, and a folder without one is named.
+    # A recipe that trains a tokenizer must say so; a folder without one is named.
     trained = parse(text.replace("[train]", "[tokenizer]\nvocabulary = 300\n[train]"), "x")
     assert resolve_tokenizer(trained) == trained
     (folder / "tokenizer.json").unlink()
@@ -109,7 +109,7 @@ def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
         resolve_tokenizer(parse(text, "x"))
 
 
-def test_ids_are_those_that_the_vocabulary_has(tmp_path: Path) -> None:
+def test_ids_equal_those_of_the_vocabulary(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, generation_config={"eos_token_id": [-1, 3, 4000]})
     tokenizer = Tokenizer.load_any(folder / "tokenizer.json")
     assert end_ids(folder, tokenizer) == [3]
@@ -118,7 +118,7 @@ def test_ids_are_those_that_the_vocabulary_has(tmp_path: Path) -> None:
         special_tokens(tokenizer, [folder])
 
 
-def test_chat_templates_in_each_place(tmp_path: Path) -> None:
+def test_chat_templates_are_found_in_any_file(tmp_path: Path) -> None:
     assert chat_template(tmp_path) is None
     several = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
@@ -136,10 +136,10 @@ def test_chat_templates_in_each_place(tmp_path: Path) -> None:
         {"model": {"type": "Unigram", "vocab": [], "unk_id": 7}},
     ],
 )
-def test_a_tokenizer_that_asks_for_all_memory_or_breaks_the_library_is_one_error(
+def test_a_tokenizer_that_exhausts_memory_or_crashes_the_library_is_one_error(
     changes: dict[str, Any], tmp_path: Path, cold: None
 ) -> None:
-    """In a process of its own, which the library may end."""
+    """Run in a separate process, which the library may end."""
     folder = folder_with(tmp_path / "model", BERT)
     file = folder / "tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

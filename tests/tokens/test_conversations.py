@@ -1,4 +1,4 @@
-"""Conversations: what is read, which tokens are trained on, and what is refused. Ids and masks are compared with `transformers`."""
+"""Conversations: formats, the tokens trained on, and errors. Ids and masks are compared with `transformers`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train([Path(__file__).read_text()], 280, "<|endoftext|>", special_tokens=CHATML_TOKENS)
 
 
-def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: Tokenizer) -> None:
+def test_the_end_of_an_assistant_turn_is_trained_on(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(SOURCES, CHATML, {}, tokenizer)
     ids, is_trained = template.encode(conversation(asked("What is 2 + 3?", "5.")), "it")
     assert template.turn_end == tokenizer.id_of("<|im_end|>") == ids[is_trained][-1]
     assert tokenizer.decode(ids[is_trained].tolist()) == "5."
-    # published templates mark the line end after it too
+    # published templates also mark the line break after it
     line = CHATML.replace("{% endgeneration %}{{ '\n' }}", "{{ '\n' }}{% endgeneration %}")
     assert line != CHATML
     ended = ChatTemplate(SOURCES, line, {}, tokenizer)
@@ -67,12 +67,12 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "user", "content": "x", "train": True}, {"role": "assistant", "content": "x"}], "train = True"),
     ],
 )
-def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None:
+def test_invalid_conversations_are_rejected_with_a_reason(value: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         conversation(value)
 
 
-def test_other_names_of_roles_and_fields_are_read_and_more_fields_kept() -> None:
+def test_other_role_and_field_names_are_read_and_extra_fields_kept() -> None:
     found = json.loads(conversation([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "name": "x"}]))
     assert found == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}]
     parts = [{"type": "text", "text": "a"}, "b"]
@@ -81,7 +81,7 @@ def test_other_names_of_roles_and_fields_are_read_and_more_fields_kept() -> None
     )
     assert found == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "a"}]
     call = [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]
-    # as transformers does, which leaves out what is null
+    # as in transformers, which leaves out null fields
     assert json.loads(conversation(call)) == [{"role": "assistant", "tool_calls": [{"id": 1}]}]
     assert list(json.loads(conversation([{"name": "x", "value": "b", "from": "gpt"}]))[0]) == [
         "name",
@@ -149,7 +149,9 @@ OPTION = {"chat_template_kwargs": {"thinking": False}}
         (PAIRS, {"system": "", "q": "q", "a": DEEP}, ""),
     ],
 )
-def test_a_record_is_a_conversation_or_says_why_not(keys: dict[str, Any], row: dict[str, Any], found: object) -> None:
+def test_a_record_is_a_conversation_or_is_rejected_with_a_reason(
+    keys: dict[str, Any], row: dict[str, Any], found: object
+) -> None:
     source = Source(name="talk", format="chat", paths=("x.jsonl",), **keys)
     record = record_of({"messages": TALK, **row} if keys is CHAT else row, "0", 1, "", {}, source)
     if isinstance(found, str):
@@ -158,7 +160,7 @@ def test_a_record_is_a_conversation_or_says_why_not(keys: dict[str, Any], row: d
         assert record.reason is None and json.loads(record.text) == found
 
 
-MACRO = (  # marks in a macro, the end of the turn apart from what is said, and another mark without text
+MACRO = (  # marks in a macro, a separate end of turn, and another mark without text
     "{% macro answer(m) %}{% generation %}{{ m.content | trim }}{% endgeneration %}{% endmacro %}{% for m in messages %}[{{ m.role }}]"
     "{% if m.role == 'assistant' %}{{ answer(m) }}{% generation %}<|im_end|>{% endgeneration %}{% generation %}{% endgeneration %}"
     "{% else %}{{ m.content }}{% endif %}{% endfor %}"
@@ -189,7 +191,7 @@ def test_messages_that_are_not_trained_on(
     assert is_trained.sum() == sum(end - start for number, (start, end) in enumerate(runs) if number not in silent)
 
 
-def test_a_template_that_does_not_tell_messages_apart_is_refused_where_not_all_are_trained_on(
+def test_a_template_without_message_boundaries_is_an_error_unless_all_messages_are_trained_on(
     tokenizer: Tokenizer,
 ) -> None:
     template = ChatTemplate(SOURCES, ONE_SPAN, {}, tokenizer)
@@ -211,7 +213,7 @@ def test_a_template_that_does_not_tell_messages_apart_is_refused_where_not_all_a
         ("caf\u00e9 \U0001f642", "\u4e16"),
     ],
 )
-def test_what_ends_in_white_space_is_trained_on(kind: str, answers: tuple[str, ...]) -> None:
+def test_trailing_white_space_is_trained_on(kind: str, answers: tuple[str, ...]) -> None:
     end = ENDS.get(kind, END)
     tokenizer = Tokenizer(every_kind()[kind], end)
     source = "{% for m in messages %}{{ eos_token }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
@@ -254,6 +256,8 @@ paths = ["talk.jsonl"]
         ({"tokens": "chat_template = 'chatml'", "format": "jsonl"}, "no source has format = chat"),
     ],
 )
-def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[str, str], complaint: str) -> None:
+def test_recipes_that_do_not_fit_conversations_are_errors(
+    tmp_path: Path, values: dict[str, str], complaint: str
+) -> None:
     with pytest.raises(InputError, match=complaint):
         parse(TOML.format(**{"format": "chat", "lines": "false", **values}), tmp_path / "r.toml")

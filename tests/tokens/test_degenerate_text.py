@@ -1,4 +1,4 @@
-"""The gate before the loss: degenerate text does not count, healthy text does, whatever the layout."""
+"""The filter of degenerate text before the loss: it masks degenerate text and keeps healthy text, in every layout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ HEALTHY = {
 
 @pytest.fixture(scope="module")
 def library() -> list[str]:
-    """Code of the standard library."""
+    """Return code of the standard library."""
     return [
         path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:30]
     ]
@@ -80,9 +80,7 @@ def judged(tokenizer: Tokenizer, text: str) -> tuple[int, Batch]:
 
 
 @pytest.mark.parametrize("kind", [*DEGENERATE, *HEALTHY])
-def test_degenerate_text_does_not_count_and_healthy_text_of_a_strange_kind_does(
-    tokenizer: Tokenizer, kind: str
-) -> None:
+def test_degenerate_text_is_masked_and_unusual_healthy_text_is_not(tokenizer: Tokenizer, kind: str) -> None:
     is_bad = kind in DEGENERATE
     count, batch = judged(tokenizer, {**DEGENERATE, **HEALTHY}[kind])
     assert len(batch.ignored) == count * is_bad and count > 0
@@ -90,7 +88,7 @@ def test_degenerate_text_does_not_count_and_healthy_text_of_a_strange_kind_does(
     assert {segment.tokens for segment in batch.ignored} <= {LENGTH}
 
 
-def test_code_counts(tokenizer: Tokenizer, library: list[str]) -> None:
+def test_code_is_not_masked(tokenizer: Tokenizer, library: list[str]) -> None:
     found = [judged(tokenizer, text) for text in library if len(text) > 2000]
     assert sum(count for count, _ in found) > 1000
     assert sum(len(batch.ignored) for _, batch in found) <= 4, "rulers and empty tables"
@@ -113,7 +111,7 @@ def test_only_the_degenerate_document_of_a_sequence_is_left_out(tokenizer: Token
 
 @pytest.fixture(scope="module")
 def sick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe of a text with some blobs in it, and its tokens."""
+    """A recipe for a text with some degenerate documents, and its tokens."""
     folder = tmp_path_factory.mktemp("sick")
     write_text(folder / "text")
     for number in range(8):
@@ -139,7 +137,7 @@ def records(run: Path) -> set[tuple[Any, ...]]:
     return {(row["step"], row["sample"], row["document"], row["tokens"], row["reason"]) for row in rows}
 
 
-def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
+def test_a_run_masks_and_reports_degenerate_documents_and_resumes_exactly(
     sick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(sick, tmp_path)
@@ -159,7 +157,7 @@ def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
     assert records(run) == before
 
 
-def test_every_rank_leaves_out_the_same(tokenizer: Tokenizer) -> None:
+def test_every_rank_masks_the_same_text(tokenizer: Tokenizer) -> None:
     texts = [*HEALTHY.values(), *DEGENERATE.values()]
     rows = np.array([tokenizer.encode(text)[: LENGTH + 1] for text in texts])
     batch = Batch.next_token(0, rows, np.zeros(len(rows), dtype=np.int64))
@@ -169,7 +167,7 @@ def test_every_rank_leaves_out_the_same(tokenizer: Tokenizer) -> None:
     assert all(np.array_equal(part.targets, whole.targets[rank::2]) for rank, part in enumerate(parts))
 
 
-def test_a_gate_needs_text_to_predict(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_filter_needs_text_to_predict(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ("--set", "train.objective=masked", "--set", "model.family=bert", "--set", "tokens.document_mask=true")
     assert run_command(["train", str(sick / "small.toml"), *sets]) == 2
     assert "tokens.gate judges the text that is predicted; train.objective = masked has none" in capsys.readouterr().err

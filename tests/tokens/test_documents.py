@@ -23,7 +23,7 @@ def recipe(
     return parse(f'{text}sample = "{sample}"\nsample_bytes = {budget}\n', "test")
 
 
-# Half of the run by the weights of the recipe, then 0.4 of it by 1, 1, 0, then the decay, 0.1 of it, a alone.
+# Half of the run has the weights of the recipe, then 0.4 of it 1, 1, 0, then the decay, 0.1 of it, only a.
 SCHEDULE = """
 [[tokens.schedule]]
 from = 0.5
@@ -44,12 +44,16 @@ ALWAYS = SCHEDULE.replace("from = 0.5", "from = 0")
         (recipe("corpus", 500), (100, 900, 1000), (25, 225, 250)),
         (recipe("corpus", 5000), (100, 900, 0), (100, 900, 0)),
         (recipe(budget=800), (1000, 1000, 1000), (100, 300, 400)),
-        (recipe(budget=900), (1000, 1000, 100), (200, 600, 100)),  # what a small source cannot give the others do
+        (recipe(budget=900), (1000, 1000, 100), (200, 600, 100)),  # other sources replace what a small source lacks
         (recipe(budget=10_000), (1000, 1000, 100), (1000, 1000, 100)),
         (recipe(budget=100), (0, 100, 100), (0, 300 / 7, 400 / 7)),
         (recipe("mixture", 1000, SCHEDULE), (10_000, 10_000, 10_000), (362.5, 387.5, 250)),
         (recipe("mixture", 1000, SCHEDULE, PLAIN), (600_000, 300_000, 100_000), (600, 350, 50)),
-        (recipe("mixture", 1000, ALWAYS, PLAIN), (600_000, 300_000, 100_000), (550, 450, 0)),  # never read, not drawn
+        (
+            recipe("mixture", 1000, ALWAYS, PLAIN),
+            (600_000, 300_000, 100_000),
+            (550, 450, 0),
+        ),  # never trained on, so not sampled
         (recipe("mixture", 700, "temperature = 2", PLAIN), (160_000, 40_000, 10_000), (400, 200, 100)),
         (recipe("mixture", 700, "temperature = 2", PLAIN), (0, 0, 0), (0, 0, 0)),
     ],
@@ -92,7 +96,7 @@ def corpus(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     return tmp_path / "documents", rows
 
 
-def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
+def test_the_sample_has_the_requested_shares_and_no_held_out_document(
     corpus: tuple[Path, list[dict[str, str]]],
 ) -> None:
     folder, rows = corpus
@@ -106,7 +110,7 @@ def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
     assert sample_of(recipe(budget=total // 4), folder, rows) == found
 
 
-def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
+def test_passages_of_every_document_can_be_held_out(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
     stored = list(documents.read_documents(documents.part_files(folder)))
     tokens = recipe().tokens.changed(held_out=0.2, held_out_from="passages")
@@ -115,11 +119,11 @@ def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[s
         assert "".join(part.text for part in parts) == row["text"] and all(part.text for part in parts)
         assert sum(part.is_held_out for part in parts) == 1
     held = sum(len(part.text) for parts in cut for part in parts if part.is_held_out)
-    assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are cut at words
+    assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are split at words
     assert [documents.split_document(one, tokens.changed(seed=1)) for one in stored] != cut
 
 
-def test_the_share_holds_the_bytes_wanted(corpus: tuple[Path, list[dict[str, str]]]) -> None:
+def test_the_held_out_share_has_the_requested_bytes(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
     for wanted in (1, 5000, 20_000):
         share, number, held = documents.held_out_share(folder, 0, wanted, 1 << 40, len(rows))

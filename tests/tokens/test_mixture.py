@@ -35,14 +35,14 @@ def test_keys_give_different_orders_that_look_random() -> None:
     first, second = permute(1, np.arange(size), size), permute(2, np.arange(size), size)
     assert not np.array_equal(first, second)
     for items in (first, second):
-        # Neighbours in the order are no neighbours in the data, and positions do not follow the data.
+        # Neighbours in the order are not neighbours in the data, and positions do not follow the data.
         assert abs(np.corrcoef(np.arange(size), items.astype(float))[0, 1]) < 0.03
         assert np.mean(np.abs(np.diff(items.astype(np.int64))) < 10) < 0.005
     assert np.mean(first == second) < 0.001
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
-    """Values written down: a change of the arithmetic would replay other data into a resumed run."""
+    """Recorded values: a change of the arithmetic would give a resumed run other data."""
     assert key_of("epoch", 0, "code", 0) == GOLDEN_KEY
     assert permute(GOLDEN_KEY, np.arange(8), 1000).tolist() == [895, 786, 569, 268, 42, 901, 820, 47]
     for function in (permute, positions_of):
@@ -55,7 +55,7 @@ GOLDEN_KEY = 17617507302213195016
 
 @given(st.integers(1, 2**60), st.integers(0, 2**64 - 1), st.lists(st.floats(0, 1, exclude_max=True), min_size=1))
 @settings(max_examples=100, deadline=None)
-def test_the_order_of_many_items_runs_backwards_too(size: int, key: int, shares: list[float]) -> None:
+def test_the_order_of_many_items_can_be_inverted(size: int, key: int, shares: list[float]) -> None:
     positions = np.array([min(int(share * size), size - 1) for share in shares], dtype=np.uint64)
     assert np.array_equal(positions_of(key, permute(key, positions, size), size), positions)
     assert np.array_equal(permute(key, positions_of(key, positions, size), size), positions)
@@ -81,7 +81,7 @@ SPANS = [(0, (0.3, 0.7, 0.0)), (777, (Fraction(1, 7), Fraction(5, 7), Fraction(1
     ],
 )
 def test_the_order_of_old_runs_is_kept(mixed: Mixture, known: str) -> None:
-    """Hashes of what version 0.1 drew, before mixtures had phases, and of phases."""
+    """Hashes of what version 0.1 drew before mixtures had phases, and of phases."""
     assert digest(mixed) == known
 
 
@@ -96,7 +96,7 @@ def digest(mixed: Mixture) -> str:
 
 @st.composite
 def changing(draw: st.DrawFn) -> tuple[Mixture, list[int], list[tuple[int, ...]]]:
-    """A mixture of up to four phases, where they begin and their weights."""
+    """Draw a mixture of up to four phases with their starts and weights."""
     names = draw(st.integers(2, 6))
     lengths = draw(st.lists(st.integers(1, 3000), min_size=0, max_size=3))
     firsts = [0, *np.cumsum(lengths).tolist()]
@@ -110,7 +110,7 @@ def changing(draw: st.DrawFn) -> tuple[Mixture, list[int], list[tuple[int, ...]]
 
 @settings(max_examples=40, deadline=None)
 @given(changing())
-def test_every_prefix_of_every_phase_has_its_shares_to_within_a_sequence(
+def test_every_prefix_of_a_phase_has_its_shares_within_one_sequence(
     made: tuple[Mixture, list[int], list[tuple[int, ...]]],
 ) -> None:
     mixed, firsts, weights = made
@@ -125,7 +125,7 @@ def test_every_prefix_of_every_phase_has_its_shares_to_within_a_sequence(
 
 @settings(max_examples=40, deadline=None)
 @given(changing(), st.integers(0, 9000), st.integers(1, 5000))
-def test_phases_change_nothing_about_epochs_and_random_access(
+def test_phases_keep_epochs_and_random_access(
     made: tuple[Mixture, list[int], list[tuple[int, ...]]], first: int, count: int
 ) -> None:
     mixed, _, _ = made
@@ -137,7 +137,7 @@ def test_phases_change_nothing_about_epochs_and_random_access(
         read = whole.sequence[whole.source == source]
         assert mixed.drawn(first + count)[source] == len(read)
         assert np.array_equal(whole.epoch[whole.source == source], np.arange(len(read)) // size)
-        for begin in range(0, len(read), size):  # no sequence twice before the epoch ends, across phases
+        for begin in range(0, len(read), size):  # no sequence occurs twice within an epoch, across phases
             turn = read[begin : begin + size]
             assert len(set(turn.tolist())) == len(turn)
 
@@ -147,7 +147,7 @@ def test_phases_change_nothing_about_epochs_and_random_access(
 def test_every_sequence_is_found_in_the_slots_that_read_it(
     made: tuple[Mixture, list[int], list[tuple[int, ...]]], count: int, data: st.DataObject
 ) -> None:
-    """Backwards, against a look at every slot: over epochs, phases, and phases without the source."""
+    """Check the inverse against every slot: over epochs, phases, and phases without the source."""
     mixed, _, _ = made
     draw = mixed.draw(0, count)
     for source, size in enumerate(mixed.sequences):
@@ -160,7 +160,7 @@ def test_every_sequence_is_found_in_the_slots_that_read_it(
 def recipe(
     tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, packing: str = "concatenate"
 ) -> ResolvedRecipe:
-    """Of three sources, 10 samples a step."""
+    """Return a recipe of three sources with 10 samples per step."""
     return recipe_of(packing, 32, tokens, steps, 10, **(sources or {"web": "", "code": "", "wiki": ""}))
 
 
@@ -172,7 +172,7 @@ def counts(mixture: Mixture, samples: int) -> list[int]:
     return np.bincount(mixture.draw(0, samples).source, minlength=len(mixture.names)).tolist()
 
 
-def test_without_the_new_keys_the_mixture_is_the_old_one() -> None:
+def test_without_phases_the_mixture_is_unchanged() -> None:
     for keys in ({"web": "", "code": "", "wiki": ""}, {"web": "weight=5", "code": "weight=0.5", "wiki": "weight=1"}):
         weights = (5.0, 0.5, 1.0) if keys["web"] else (900.0, 70.0, 31.0)
         old = Mixture.from_weights(("web", "code", "wiki"), (900, 70, 31), weights, 4)
@@ -180,7 +180,7 @@ def test_without_the_new_keys_the_mixture_is_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1 / 0.7, 1 / 0.3, 100.0])
-def test_temperature_makes_shares_of_powers(temperature: float) -> None:
+def test_temperature_turns_shares_into_powers(temperature: float) -> None:
     held, samples = samples_in(100_000, 2_000, 31), 100_000
     mixture = mixture_of(recipe(f"temperature = {temperature}", steps=samples // 10), held)
     powers = np.array(held.tokens, dtype=float) ** (1 / temperature)
@@ -198,7 +198,7 @@ weights = {web = 0, code = 3, wiki = 1}
 """
 
 
-def test_phases_begin_where_the_recipe_says() -> None:
+def test_phases_start_where_the_recipe_says() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\ndecay_share = 0.2\n'
     mixture = mixture_of(recipe(SCHEDULE + wsd), samples_in(600, 300, 100))
     assert [phase.first for phase in mixture.phases] == [0, 250, 800]
@@ -220,18 +220,18 @@ def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
         assert recipe_phases(made, samples_in(6, 3, 1))[-1].first == 10 * falls
 
 
-def test_a_cap_keeps_the_schedule_s_proportions() -> None:
+def test_a_cap_keeps_the_proportions_of_the_schedule() -> None:
     schedule = (
         "[[tokens.schedule]]\nfrom=0\nweights={web=9,code=1}\n[[tokens.schedule]]\nfrom=0.8\nweights={web=1,code=1}\n"
     )
     sources = {"web": "", "code": "max_epochs=2"}
     mixture = mixture_of(recipe(schedule, sources), samples_in(1000, 45))
     early, late = (np.bincount(mixture.draw(a, n).source, minlength=2)[1] for a, n in ((0, 800), (800, 200)))
-    assert (early, late) == (40, 50)  # asked for 80 and 100, halved alike
+    assert (early, late) == (40, 50)  # requested 80 and 100, both halved
     assert sum(counts(mixture, 1000)) == 1000
 
 
-def test_caps_that_leave_too_little_are_refused_with_what_is_lacking() -> None:
+def test_caps_that_leave_too_little_text_are_errors_that_state_the_gap() -> None:
     with pytest.raises(InputError, match=r"max_epochs: .* lacks 700 of its 1000 samples"):
         mixture_of(recipe("max_epochs = 3"), samples_in(60, 30, 10))
     assert counts(mixture_of(recipe("max_epochs = 10"), samples_in(60, 30, 10)), 1000) == [600, 300, 100]
@@ -239,7 +239,7 @@ def test_caps_that_leave_too_little_are_refused_with_what_is_lacking() -> None:
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[ResolvedRecipe, SourceSizes, list[Fraction | None]]:
-    """Recipes with phases and caps, and text enough or too little for them."""
+    """Draw recipes with phases and caps, and enough or too little text for them."""
     steps = draw(st.integers(5, 60))
     froms = sorted(draw(st.sets(st.integers(0, 9), max_size=3)))
     sources: dict[str, str] = {}
@@ -282,8 +282,8 @@ def test_no_source_is_read_more_often_than_its_cap(
             assert np.abs(here - wanted).max() <= 1.0 + phase.samples * 3 / 65536, number
 
 
-def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
-    """A source whose sequences are half padding has twice as many of them for the same tokens."""
+def test_shares_count_tokens_without_padding() -> None:
+    """A source whose sequences are half padding has twice as many of them for the same number of tokens."""
     held = SourceSizes(("web", "code"), (100, 100), (3200, 1600))
     made = recipe("", {"web": "weight = 1", "code": "weight = 1"}, packing="best-fit")
     mixture = mixture_of(made, held)
@@ -308,12 +308,12 @@ EVEN = "web=1,code=1,wiki=1"
         (SCHEDULE, None, "wsd"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tokens: str, sources: Any, said: str) -> None:
+def test_contradictory_mixtures_are_errors(tokens: str, sources: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         recipe(tokens, sources)
 
 
-def test_a_phase_that_the_decay_overtakes_is_refused() -> None:
+def test_a_decay_phase_before_an_earlier_phase_is_an_error() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\n'
     with pytest.raises(InputError, match="begins at sample 800 of 1000, which is before"):
         mixture_of(recipe(ROW.format(0.9, EVEN) + ROW.format('"decay"', EVEN) + wsd), samples_in(6, 3, 1))

@@ -1,4 +1,4 @@
-"""Which documents share a sequence, and the batches of packed documents, compared with the documents themselves."""
+"""Packing of documents into sequences, and batches of packed documents, compared with the documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packed(sizes: list[int], length: int, packing: str) -> tuple[Pack, np.ndarra
 @pytest.mark.parametrize("packing", ["best-fit", "document"])
 @settings(max_examples=150, deadline=None)
 @given(SIZES, st.integers(1, 40))
-def test_every_token_lies_in_one_piece_and_no_sequence_is_too_long(packing: str, sizes: list[int], length: int) -> None:
+def test_every_token_is_in_one_piece_and_no_sequence_is_too_long(packing: str, sizes: list[int], length: int) -> None:
     found, ends = packed(sizes, length, packing)
     covered = np.zeros(ends[-1], dtype=np.int64)
     of_document = np.repeat(np.arange(len(sizes)), sizes)
@@ -53,8 +53,8 @@ def test_every_token_lies_in_one_piece_and_no_sequence_is_too_long(packing: str,
     assert begins == sorted(begins)
 
 
-def by_hand(sizes: list[int], length: int) -> list[tuple[int, ...]]:
-    """Best-fit decreasing with a list: the fullest bin that an item fits in, the sizes of each bin."""
+def reference_bins(sizes: list[int], length: int) -> list[tuple[int, ...]]:
+    """Return bin contents by best-fit decreasing with a list: the fullest bin that an item fits in."""
     bins: list[list[int]] = []
     for size in sorted((size % length for size in sizes if size % length), reverse=True):
         fitting = [held for held in bins if sum(held) + size <= length]
@@ -68,19 +68,19 @@ def by_hand(sizes: list[int], length: int) -> list[tuple[int, ...]]:
 
 @settings(max_examples=200, deadline=None)
 @given(SIZES, st.integers(2, 40))
-def test_as_few_sequences_as_best_fit_by_hand(sizes: list[int], length: int) -> None:
-    """Where two bins have equal room, which is taken is free: so the room that is left agrees, not the bins."""
+def test_packing_uses_as_few_sequences_as_the_reference(sizes: list[int], length: int) -> None:
+    """If two bins have equal room either may be chosen, so the remaining room is compared, not the bins."""
     found, _ = packed(sizes, length, "best-fit")
     used = sorted(found.sizes[low:high].sum() for low, high in pairwise(found.first.tolist()))
-    assert used == sorted(map(sum, by_hand(sizes, length)))
+    assert used == sorted(map(sum, reference_bins(sizes, length)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(SIZES.filter(bool), st.integers(1, 40), st.data())
-def test_a_stretch_of_the_stream_is_found_in_its_sequences(
+def test_a_range_of_the_stream_is_found_in_its_sequences(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int, data: st.DataObject
 ) -> None:
-    """Through a file; against every token."""
+    """Compare with every token, through a file."""
     made, ends = packed(sizes, length, "best-fit")
     start = data.draw(st.integers(0, int(ends[-1]) - 1))
     end = data.draw(st.integers(start + 1, int(ends[-1])))
@@ -95,7 +95,7 @@ def test_a_stretch_of_the_stream_is_found_in_its_sequences(
     assert np.array_equal(read.samples_in(start, end), np.unique(of_token[start:end]))
 
 
-def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_file_is_detected(tmp_path: Path) -> None:
     whole = packed([3, 4, 5, 20], 10, "best-fit")[0].to_bytes()
     for keep in range(len(whole)):
         (tmp_path / "x.pack").write_bytes(whole[:keep])
@@ -105,7 +105,7 @@ def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit", "document"])
 @pytest.mark.parametrize("length", [7, 16, 200])
-def test_the_facts_are_what_counting_gives(tmp_path: Path, packing: str, length: int) -> None:
+def test_packing_statistics_equal_a_count(tmp_path: Path, packing: str, length: int) -> None:
     texts = {"a": documents(1, 40), "b": documents(2, 9, longest=300)}
     recipe = recipe_of(packing, length)
     store = store_of(tmp_path, recipe, texts)
@@ -128,7 +128,7 @@ def test_the_facts_are_what_counting_gives(tmp_path: Path, packing: str, length:
     assert found["cut_share"] == pytest.approx(cuts / count)
 
 
-def test_another_packing_than_the_shards_have_is_refused(tmp_path: Path) -> None:
+def test_another_packing_than_that_of_the_shards_is_an_error(tmp_path: Path) -> None:
     store = store_of(tmp_path, recipe_of("best-fit"), {"a": documents(1, 40), "b": documents(2, 9)})
     for other in (recipe_of("document"), recipe_of("best-fit", 32)):
         with pytest.raises(InputError, match="write the tokens again"):
@@ -175,7 +175,7 @@ def test_an_epoch_has_every_token_of_every_document_once(tmp_path: Path, packing
 
 
 @pytest.mark.parametrize("packing", ["concatenate", *PACKINGS])
-def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path: Path, packing: str) -> None:
+def test_batches_depend_neither_on_processes_nor_on_earlier_calls(tmp_path: Path, packing: str) -> None:
     loader, store = made(tmp_path, packing)
     whole, recipe = loader.batch(48, 24), recipe_of(packing)
     arrays = {name: array for name, array in vars(whole).items() if isinstance(array, np.ndarray)}
@@ -191,7 +191,7 @@ def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("length", [5, 16])
-def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, length: int) -> None:
+def test_held_out_text_is_scored_completely_and_once(tmp_path: Path, packing: str, length: int) -> None:
     recipe = recipe_of(packing, length)
     store = store_of(tmp_path, recipe, TEXTS)
     for part in held_out_samples(recipe, store):
@@ -199,7 +199,7 @@ def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, le
         assert scored == Counter(token for ids in TEXTS[part.source] for token in ids)
         assert (
             part.bytes.sum() == part.num_targets == scored.total()
-        )  # one byte a token here; end-of-text counts nothing
+        )  # one byte per token here; end-of-text counts nothing
     few = held_out_samples(recipe, store, max_tokens=100)
     assert {part.source for part in few} == set(TEXTS)
     assert sum(int(part.num_targets) for part in few) <= 100 + 2 * length

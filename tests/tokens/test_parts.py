@@ -1,4 +1,4 @@
-"""Sources cut into parts, by language: from the recipe to shards and the order of training."""
+"""Sources split by language: from the recipe to shards and the order of training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recipe(
     )
 
 
-def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
+def test_a_recipe_lists_the_parts_of_its_sources(tmp_path: Path) -> None:
     found = recipe(tmp_path, SPLIT).parts
     assert found == {"web": "web", "web-de": "web", "wiki": "wiki", "wiki-de": "wiki"}
     with pytest.raises(InputError, match="'web-de'"):
@@ -47,7 +47,7 @@ def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", [("", ""), ("weight = 3", "weight = 1")])
-def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens(tmp_path: Path, weights: tuple[str, str]) -> None:
+def test_parts_divide_the_share_of_their_source_by_tokens(tmp_path: Path, weights: tuple[str, str]) -> None:
     of = resolve(recipe(tmp_path, SPLIT, weights), 300)
     held = SourceSizes(("web", "web-de", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
     (phase,) = recipe_phases(of, held)
@@ -59,12 +59,12 @@ def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens(tmp_path: Pat
 
 
 def shuffled(text: str, seed: int) -> str:
-    """Sentences of the same words: no two alike."""
+    """Return sentences of the same words in different orders."""
     draw, words = random.Random(seed), text.split()
     return ".\n".join(" ".join(draw.sample(words, len(words))) for _ in range(12))
 
 
-def test_languages_become_shards_of_their_own(tmp_path: Path) -> None:
+def test_languages_become_separate_shards(tmp_path: Path) -> None:
     texts = [shuffled(GERMAN if seed % 3 == 0 else ENGLISH, seed) for seed in range(60)]
     wiki = [shuffled(ENGLISH, seed) for seed in range(100, 130)]
     for name, number, text in [

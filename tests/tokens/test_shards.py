@@ -40,7 +40,7 @@ def test_documents_of_a_range_in_the_plain_layout(tmp_path: Path) -> None:
 
 
 def require_named(path: Path, source: str, why: str = "") -> None:
-    """Whether the store is verified or the file is read, the error names it."""
+    """Check that the error names the file, on verification and on reading."""
 
     def read(store: TokenStore) -> None:
         split = store.split(source, "train")
@@ -67,7 +67,7 @@ def test_a_missing_truncated_or_changed_shard_is_named(runs: Path) -> None:
 
 
 def changed(folder: Path, name: str, content: bytes) -> Path:
-    """Put other content into a file of a tokens folder, with its hash: as another tool would write it."""
+    """Replace the content of a token file together with its hash, as another tool might."""
     (folder / name).write_bytes(content)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -93,8 +93,8 @@ def test_an_id_outside_the_vocabulary_is_named(runs: Path, place: int) -> None:
     [(-1, 1), (-1, -1), (0, 1), (3, 10_000), (5, -3)],
     ids=["long", "short", "first", "far", "falls"],
 )
-def test_an_index_that_does_not_fit_its_shard_is_named(runs: Path, number: int, value: int) -> None:
-    """value: added to an offset."""
+def test_an_index_that_contradicts_its_shard_is_named(runs: Path, number: int, value: int) -> None:
+    """`value` is added to an offset."""
     folder = runs / "small" / "tokens"
     raw = (folder / "code-train-00000.idx").read_bytes()
     count = int(np.frombuffer(raw[8:16], dtype="<u8")[0])
@@ -104,7 +104,7 @@ def test_an_index_that_does_not_fit_its_shard_is_named(runs: Path, number: int, 
     require_named(index, "code")
 
 
-def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
+def test_the_manifest_has_the_counts_of_the_shards(prepared: Path) -> None:
     folder = prepared / "runs" / "small" / "tokens"
     manifest = json.loads((folder / "manifest.json").read_text())
     store = TokenStore.open(folder)
@@ -122,9 +122,7 @@ def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [(500,), (100, 7, 130, 1, 200), (20, 20, 20), (33, 32, 1, 96)])
 @pytest.mark.parametrize("length", [1, 8, 32])
-def test_sequences_are_cut_from_the_stream_whatever_the_shards(
-    tmp_path: Path, sizes: tuple[int, ...], length: int
-) -> None:
+def test_sequences_are_cut_from_the_stream_across_shards(tmp_path: Path, sizes: tuple[int, ...], length: int) -> None:
     stream = np.arange(sum(sizes), dtype=np.uint16)
     shards = []
     for number, part in enumerate(np.split(stream, np.cumsum(sizes)[:-1])):
@@ -165,7 +163,7 @@ def test_every_epoch_has_each_document_once_with_its_label_padded_or_cut(labelle
     assert {(source, tuple(ids), label) for source, ids, label in rows} == wanted
 
 
-def test_held_out_texts(labelled: TokenStore) -> None:
+def test_held_out_texts_of_each_source_are_read(labelled: TokenStore) -> None:
     parts = held_out_samples(RECIPE, labelled)
     assert [part.source for part in parts] == ["a", "b", "c"]
     assert parts[0].targets.tolist() == [[0], [1], [2]]
@@ -186,7 +184,7 @@ def store(prepared: Path) -> TokenStore:
     return TokenStore.open(prepared / "runs" / "small" / "tokens")
 
 
-def test_reading_ahead_changes_nothing_and_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
+def test_reading_ahead_changes_no_batch_and_closing_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
     loader = open_loader(load(recipe_file), store)
     ahead = list(prefetch(loader, ((40 + 8 * n, 8) for n in range(7))))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
@@ -198,7 +196,7 @@ def test_reading_ahead_changes_nothing_and_leaving_early_ends_the_thread(store: 
     assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
 
 
-def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
+def test_an_error_in_the_thread_is_raised_where_the_batch_is_read(store: TokenStore, recipe_file: Path) -> None:
     loader = open_loader(load(recipe_file), store)
     loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):

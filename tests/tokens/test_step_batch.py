@@ -17,7 +17,7 @@ from tests.tokens.token_samples import recipe_of
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
-def test_the_batch_of_a_step_without_a_device(packing: str, tmp_path: Path) -> None:
+def test_the_batch_of_a_step_is_read_without_a_device(packing: str, tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "text"
     folder.mkdir()
     for number in range(60):
@@ -27,7 +27,7 @@ def test_the_batch_of_a_step_without_a_device(packing: str, tmp_path: Path) -> N
     store = TokenStore.open(run / "tokens")
     (run / "recipe.toml").write_text(dump(recipe_of(packing, 64, text="")))
     batch, ids = step_batch(run, 3), {one.identity: one.ids for one in store.documents()}
-    shift = int(packing == "concatenate")  # the first token of a concatenated sequence is an input alone
+    shift = int(packing == "concatenate")  # the first token of a concatenated sequence is only an input
     whole = np.concatenate([batch.inputs[:, :shift], batch.targets], axis=1)
     assert batch.inputs.shape == (8, 64) and batch.sources == ["text"] * 8
     for row, names, offsets in zip(whole, batch.documents, batch.offsets, strict=True):

@@ -261,7 +261,7 @@ def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, 
     """Return the peak number of micro-batches whose activations a rank holds, by a formula.
 
     This is a fast alternative to `ScheduleActions.peak_in_flight`, in the same unit; for zbv the result is 1/2 larger. A
-    test compares the two (test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list in
+    test compares the two (test_the_formula_of_micro_batches_in_flight_equals_a_count_of_the_schedule in
     tests/plan/test_planned_memory.py).
 
     - GPipe: m (Huang et al. 2019).

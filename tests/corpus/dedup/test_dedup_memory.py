@@ -49,7 +49,7 @@ print(before, peak(), found["statistics"]["removed"]["near"])
 @pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_many_documents_take_no_more_than_memory_mib() -> None:
-    """For any number of documents: `memory_mib` for a key range, and 16 MiB for the allocator."""
+    """Memory is `memory_mib` for a key range plus 16 MiB for the allocator, for any number of documents."""
     done = subprocess.run([sys.executable, "-c", CODE, str(NUM_DOCUMENTS)], capture_output=True, text=True, check=True)
     before, peak, removed = done.stdout.split()
     assert int(removed) == NUM_DOCUMENTS // 40

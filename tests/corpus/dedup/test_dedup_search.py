@@ -41,7 +41,7 @@ def families(seed: int, num_families: int = 12, num_words: int = 120) -> list[Do
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_removed_documents_equal_those_of_brute_force(seed: int, earlier: bool, tmp_path: Path) -> None:
-    """From the longest document on, keep it unless it is similar to a kept one; earlier documents come first."""
+    """The reference keeps a document unless it is similar to a kept one, from the longest on; earlier documents come first."""
     documents = families(seed)
     before = documents[::5] if earlier else []
     now = [row for row in documents if row not in before]
