@@ -34,7 +34,7 @@ def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: B
     corpus: dict[str, Any] = {"sources": sources, "storage": None}
     small = resolved.changed(
         run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
-            "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
+            "held_out": max(resolved.tokens.held_out, HELD_OUT),
         })  # fmt: skip
     sample = RunDirectory(place / "sample")
     sample.path.mkdir()
