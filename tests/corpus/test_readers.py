@@ -115,31 +115,18 @@ def test_parquet_cell_by_cell(data: Path) -> None:
     assert found[3].text == "fine"
 
 
-@pytest.mark.parametrize(
-    "kind", ["string", "large_string", "string_view", "binary", "binary_view", "dictionary", "json"]
-)
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "binary_view", "dictionary"])
 def test_text_of_parquet_is_read_from_every_type_of_strings(kind: str, data: Path) -> None:
-    made: Any = {"dictionary": lambda: pa.dictionary(pa.int8(), pa.large_string()), "json": pa.json_}.get(kind)
-    type_ = made() if made else pa.type_for_alias(kind)
+    type_: Any = pa.dictionary(pa.int8(), pa.large_string()) if kind == "dictionary" else pa.type_for_alias(kind)
     labels = [f"größer {number}" * 9 for number in range(20)]
     texts = [label * 11_000 for label in labels]  # more than is read of a row group at a time
     columns = {}
     for name, values in (("text", texts), ("kind", labels)):
-        strings = pa.array(values, pa.string()).cast(pa.string() if kind == "json" else type_)
-        columns[name] = pa.ExtensionArray.from_storage(type_, strings) if kind == "json" else strings
+        columns[name] = pa.array(values, pa.string()).cast(type_)
     pq.write_table(pa.table(columns), data / "a.parquet")
     found = read_part(Part(str(data / "a.parquet"), "a.parquet", "parquet", 0, 1, 10), label_key="kind")
     assert [(record.label, record.key) for record in found] == [(label, f"0:{row}") for row, label in enumerate(labels)]
     assert all(record.text == text for record, text in zip(found, texts, strict=True))
-
-
-def test_a_string_of_a_json_column_is_its_value(data: Path) -> None:
-    values = ['"a \\"text\\""', '{"a": "b"}', "no JSON", None]
-    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(values, pa.string()))
-    pq.write_table(pa.table({"text": column}), data / "a.parquet")
-    found = records(data / "a.parquet", "parquet", 0)
-    assert [record.text for record in found] == ['a "text"', '{"a": "b"}', "no JSON", ""]
-    assert [record.reason for record in found] == [None, None, None, "bad_record"]
 
 
 @pytest.mark.long
@@ -152,7 +139,7 @@ def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
 
 
 def test_damage_inside_a_parquet_file_loses_its_row_group(data: Path) -> None:
-    """Every row of a lost row group is counted."""
+    """The bytes of a lost row group are counted."""
     path = data / "a.parquet"
     table = pa.table({"text": [str(number) * 50 for number in range(100)]})
     for number, compression in enumerate(("none", "snappy", "zstd")):
@@ -164,9 +151,7 @@ def test_damage_inside_a_parquet_file_loses_its_row_group(data: Path) -> None:
         path.write_bytes(raw)
         found = [record for group in range(5) for record in records(path, "parquet", group)]
         lost = [record for record in found if record.reason is not None]
-        assert len(found) == 100 and [record.key for record in lost] == [f"2:{row}" for row in range(20)]
-        assert {record.reason for record in lost} == {"unreadable"}
-        assert all("damaged row group 2 of 20 rows: " in record.detail for record in lost)
+        assert len(found) == 81 and [(record.key, record.reason) for record in lost] == [("2!", "unreadable")]
         assert sum(record.num_bytes for record in lost) == path.stat().st_size
 
 

@@ -68,55 +68,50 @@ def test_every_layout_gives_the_same_records(name: str, data: Path, build) -> No
 
 
 WRONG = {
-    "a.jsonl": (b"PK\x03\x04" + bytes(90), "wrong_format", "the file is a zip archive"),
-    "b.jsonl": (bytes(5000), "wrong_format", "binary data, not JSON"),
-    "c.json": (b"Dear all,\n\nhere is the text.\n", "wrong_format", "not JSON: it begins with 'Dear all,"),
-    "d.csv": (b"id,title\n1,a title of words\n2,y\n", "no_text_key", "a table with no column 'text'; there are: id, title; set text_key"),
-    "e.jsonl.gz": (gzip.compress(b"%PDF-1.7 ..."), "wrong_format", "the file is a PDF"),
-    "f.json.xz": (b"not xz at all", "unreadable", "the xz data from byte 0 on"),
-    "g.json": (b'{"license": "MIT",\n "body": "x"}', "no_text_key", "no field 'text'; there are: license, body; set text_key"),
-    "h.parquet": (b"id,text\n1,x\n", "wrong_format", "not a Parquet file: it begins with b'id,text"),
-    "i.parquet": (b"PAR1" + bytes(99), "unreadable", "a damaged Parquet file"),
-}  # fmt: skip
+    "a.jsonl": (b"PK\x03\x04" + bytes(90), "wrong_format"),
+    "b.jsonl": (bytes(5000), "wrong_format"),
+    "c.json": (b"Dear all,\n\nhere is the text.\n", "wrong_format"),
+    "d.csv": (b"id,title\n1,a title of words\n2,y\n", "no_text_key"),
+    "e.jsonl.gz": (gzip.compress(b"%PDF-1.7 ..."), "wrong_format"),
+    "f.json.xz": (b"not xz at all", "unreadable"),
+    "g.json": (b'{"license": "MIT",\n "body": "x"}', "no_text_key"),
+    "h.parquet": (b"id,text\n1,x\n", "wrong_format"),
+    "i.parquet": (b"PAR1" + bytes(99), "unreadable"),
+}
 
 
 def test_a_wrong_file_is_skipped_and_named(data: Path, build) -> None:
     (data / "good.jsonl").write_text(LINES)
-    (data / "good.txt").write_text(prose(5))  # no Parquet file is good, but the source is still read
-    pq.write_table(pa.table({"id": ["x"], "content": [prose(6)]}), data / "other.parquet")
-    for name, (content, _, _) in WRONG.items():
+    (data / "good.txt").write_text(prose(5))  # no Parquet file is good: the source is read all the same
+    pq.write_table(pa.table({"id": ["x"], "content": [prose(6)]}), data / "j.parquet")
+    for name, (content, _) in WRONG.items():
         (data / name).write_bytes(content)
     documents, rejected, _ = build(recipe({"name": "s", "paths": [str(data)]}))
     assert len(documents) == 4
-    found = {row["path"].removeprefix("data/"): row for row in rejected}
-    assert len(rejected) == len(found) == len(WRONG) + 1
-    for name, (_, reason, detail) in WRONG.items():
-        assert found[name]["reason"] == reason, name
-        assert detail in found[name]["detail"]
-    assert found["other.parquet"]["detail"].startswith("no column 'text'; there are: id, content; set text_key")
+    expected = {name: reason for name, (_, reason) in WRONG.items()} | {"j.parquet": "no_text_key"}
+    assert sorted((row["path"].removeprefix("data/"), row["reason"]) for row in rejected) == sorted(expected.items())
 
 
 BROKEN = {
-    "cut array": (json.dumps(RECORDS).encode()[:-300], 2, "not JSON"),
-    "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "what follows record 1"),
-    "numbers": (b'[1, 22, {"text": "' + b"w " * 200 + b'"}]', 1, "not an object but int"),
-    "deep": (b'[{"text": "' + b"w " * 200 + b'"}, ' + b"[" * 200_000, 1, "not"),
-    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "a byte that is not utf-8"),
-    "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 1, "what follows record 1"),
+    "cut array": (json.dumps(RECORDS).encode()[:-300], 2, "unreadable"),
+    "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "unreadable"),
+    "numbers": (b'[1, 22, {"text": "' + b"w " * 200 + b'"}]', 1, "bad_record"),
+    "deep": (b'[{"text": "' + b"w " * 200 + b'"}, ' + b"[" * 200_000, 1, "unreadable"),
+    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "not_utf8"),
+    "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 1, "unreadable"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.fault(24)
 def test_damage_inside_a_file_rejects_only_affected_records(name: str, data: Path, build) -> None:
-    content, kept, told = BROKEN[name]
+    content, kept, reason = BROKEN[name]
     (data / "a.json").write_bytes(content)
     documents, rejected, _ = build(
         recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}, rules="min_unique_line_share = 0")
     )
     assert len(documents) == kept
-    assert rejected
-    assert all(told in row["detail"] + row["reason"] for row in rejected)
+    assert {row["reason"] for row in rejected} == {reason}
 
 
 def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> None:
@@ -124,7 +119,7 @@ def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> N
 
     path = data / "a.json"
     with open(path, "w") as file:
-        file.write("[" + ",\n".join(json.dumps({"text": "x" * 1000}) for _ in range(6000)) + "]")
+        file.write("[" + ",\n".join(json.dumps({"text": "x" * 3000}) for _ in range(6000)) + "]")
     tracemalloc.start()
     found = read(Source(name="s", paths=("a",)), [Part(str(path), "a.json", "jsonl", layout="values")], Corpus())
     assert sum(record.reason is None for record in found) == 6000
@@ -205,7 +200,7 @@ def test_nested_text_is_suggested_and_read_with_a_dotted_key(data: Path, build) 
     )
     assert sorted(row["text"] for row in documents) == sorted([text.strip() for text in TEXTS] * 3)
     assert {row["label"] for row in documents} == {"en"}
-    assert [row["detail"] for row in rejected] == ["field 'data.body.text' is null, not a string"]
+    assert [row["reason"] for row in rejected] == ["no_text_key"]
 
 
 JOINED = [  # a record, its text by a list of two fields, and by a template

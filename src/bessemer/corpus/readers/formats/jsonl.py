@@ -6,10 +6,10 @@ import codecs
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, BinaryIO, ClassVar
 
 from bessemer.corpus.document import Document
@@ -24,7 +24,7 @@ from bessemer.storage import filesystem
 
 SAMPLED = 50  # number of records to check at the beginning of a file
 TABLE_SUFFIXES = (".csv", ".tsv")
-MAX_DEPTH = 200  # maximum nesting of values
+_SEPARATORS = re.compile(r"[\s,\[\]]*")  # includes the brackets of an array, which is read element by element
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class JsonlReader(Reader):
         if part.layout == "csv":
             records = delimited.rows(io.TextIOWrapper(file, encoding, "replace", newline=""))
         else:
-            records = _json(file, encoding)
+            records = _json_values(_blocks(file, encoding))
         for number, (shown, value, problem) in enumerate(records, start=1):
             key, size = f"[{number}]", len(shown.encode("utf-8", "surrogatepass"))
             if problem:
@@ -141,8 +141,8 @@ def look(head: bytes, name: str, source: Source) -> Look:
     is_wide = unicode_of(head) not in ("", "utf-8-sig")
     records = list[dict[str, Any]]()
     with suppress(ValueError):  # the last record of the beginning may be incomplete
-        values = itertools.islice(_json_values(io.BytesIO(text.encode()), "utf-8"), SAMPLED)
-        records += (value for value in values if isinstance(value, dict))
+        values = itertools.islice(_json_values([text]), SAMPLED)
+        records += (value for _, value, _ in values if isinstance(value, dict))
     found = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
     return Look(
         "values" if text[0] == "[" or is_wide or _is_pretty(text) else "lines",
@@ -215,53 +215,34 @@ def _json_line(line: bytes, key: str, source: Source) -> Document:
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
 
 
-class _Utf8Stream:
-    """A binary stream of a file in UTF-8, for ijson. `num_waiting` counts the bytes read since the last record."""
-
-    def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self.file, self.decoder, self.num_waiting = file, codecs.getincrementaldecoder(encoding)("replace"), 0
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes. Raises ValueError if the record is too long."""
-        if self.num_waiting > MAX_RECORD_BYTES:
-            raise ValueError(f"a record of more than {MAX_RECORD_BYTES} bytes")
-        raw, block = b" ", b""
-        while raw and not block:
-            raw = self.file.read1(size)  # type: ignore[attr-defined]  # read1 returns the data before the damage
-            block = self.decoder.decode(raw, not raw).encode()
-        self.num_waiting += len(block)
-        return block
+def _blocks(file: BinaryIO, encoding: str) -> Iterator[str]:
+    """Yield the text of a file. Bytes that cannot be decoded are replaced by U+FFFD."""
+    # read1 returns the data before damage
+    return codecs.iterdecode(iter(lambda: file.read1(READ_BYTES), b""), encoding, "replace")  # type: ignore[attr-defined]
 
 
-def _json_values(file: BinaryIO, encoding: str) -> Iterator[object]:
-    """Yield the elements of top-level arrays and other top-level values, holding one in memory. Raises ValueError."""
-    import ijson
+def _json_values(blocks: Iterable[str]) -> Iterator[tuple[str, object, str]]:
+    """Yield (text, value, "") for each element of arrays and each other value in the blocks of a text.
 
-    stream, builder, depth, in_array = _Utf8Stream(file, encoding), ijson.ObjectBuilder(), 0, False
-    try:
-        for event, value in ijson.basic_parse(stream, multiple_values=True):
-            if depth == 0 and event in ("start_array", "end_array") and in_array == (event == "end_array"):
-                in_array = not in_array
-                continue
-            depth += event.startswith("start_") - event.startswith("end_")
-            if depth > MAX_DEPTH:
-                raise ValueError(f"nested more than {MAX_DEPTH} deep")
-            builder.event(event, float(value) if isinstance(value, Decimal) else value)
-            if depth == 0:
-                stream.num_waiting = 0
-                yield builder.value
-                builder = ijson.ObjectBuilder()
-    except ijson.JSONError as error:
-        raise ValueError(error) from None
-
-
-def _json(file: BinaryIO, encoding: str) -> Iterator[tuple[str, object, str]]:
-    """Yield (text, value, problem) for the values of a JSON file. Damage ends the file and is yielded as a problem."""
-    number = 0
-    try:
-        for value in _json_values(file, encoding):
-            number += 1
+    Only one value and one block are held in memory. Raises ValueError for text that is not JSON, and for a value of more than
+    MAX_RECORD_BYTES characters.
+    """
+    decoder, text, position, number, num_open = json.JSONDecoder(), "", 0, 0, 0
+    for block in itertools.chain(blocks, [""]):
+        text, position = text[position:] + block, 0
+        while separators := _SEPARATORS.match(text, position):
+            num_open += separators[0].count("[") - separators[0].count("]")
+            if (position := separators.end()) == len(text):
+                break
+            try:
+                value, end = decoder.raw_decode(text, position)
+            except (ValueError, RecursionError) as error:  # JSON with thousands of levels raises RecursionError
+                if block and len(text) - position <= MAX_RECORD_BYTES:
+                    break  # the value may continue in the next block
+                raise ValueError(f"not JSON after record {number}: {getattr(error, 'msg', error)}") from None
+            if block and end == len(text):
+                break  # a number may continue in the next block
+            position, number = end, number + 1
             yield json.dumps(value, ensure_ascii=False), value, ""
-    except ValueError as error:
-        what = " ".join(str(error).split())[:200]
-        yield "", None, f"not JSON: {what}; what follows record {number} of the file was not read"
+    if num_open:
+        raise ValueError(f"the array is cut short after record {number}")
