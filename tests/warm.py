@@ -1,13 +1,14 @@
-"""Starts Python programs of the tests in a fraction of a second, by forking a process that has torch and the package loaded.
+"""Fast start of Python programs in tests, by forking a process that has loaded torch and the package.
 
-`interpreter()` gives the path of a small program that takes the place of the Python interpreter: it passes its arguments,
-environment, folder and open files on to a server, which forks; the fork then runs what a new interpreter would run. Signals, exit
-codes and ends by a signal go both ways, and who kills the small program kills the fork, a moment later; to kill both at once there
-is `fork_of`. What a fork cannot do as a new interpreter
-would (other flags, variables that libraries read when they are loaded) is run by the real one.
+`interpreter()` returns the path of a small program that replaces the Python interpreter. It passes its arguments, environment,
+folder and open files to a server, which forks; the fork runs what a new interpreter would run. Signals, exit codes and ends by a
+signal are passed in both directions. Killing the small program kills the fork shortly after; `fork_of` finds the fork to kill
+both at once. The real interpreter runs everything that a fork cannot do, such as other flags, and variables that libraries read
+at import.
 
-    python -m tests.warm SOCKET bessemer     the server, which a test session starts and ends; by the last word, which forks
-                                             inherit, the launcher knows its processes
+    python -m tests.warm SOCKET bessemer     the server, which a test session starts and ends; forks inherit the last word, so
+    that
+                                             the launcher recognises its processes
 """
 
 import atexit
@@ -49,14 +50,14 @@ LOADED = (
     "plotly.offline",
 )  # fmt: skip
 READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_")
-"""Beginnings of variables that something reads when it is loaded: where they differ, a new interpreter is started."""
-FREE = (  # also what ray, lm_eval, workers of the corpus and an export set
+"""Prefixes of variables that are read at import: if they differ, a new interpreter is started."""
+FREE = (  # also those set by ray, lm_eval, corpus workers and an export
     "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_CPP_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_XET_HIGH_PERFORMANCE", "NUMBA_NUM_THREADS",
     "TRANSFORMERS_VERBOSITY",
 )  # fmt: skip
-"""Of these, those that a fork can follow."""
+"""Exceptions, which a fork can follow."""
 PASSED_SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU,
 )  # fmt: skip
@@ -138,7 +139,7 @@ os._exit(os.WEXITSTATUS(status))
 
 
 class Warm:
-    """A server and the program that takes the interpreter's place, in a folder of their own."""
+    """A server and the program that replaces the interpreter, in their own folder."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="warm-")
@@ -150,7 +151,7 @@ class Warm:
         listener.listen(64)
         paths = [str(Path(__file__).parent.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environment.setdefault("OMP_NUM_THREADS", "1")  # what libraries read once; a fork sets torch's own number
+        environment.setdefault("OMP_NUM_THREADS", "1")  # libraries read it once; a fork sets torch's number itself
         self.process = subprocess.Popen(
             [self.real, "-m", "tests.warm", str(listener.fileno()), "bessemer"], env=environment, pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL, start_new_session=True,
@@ -165,7 +166,7 @@ class Warm:
         self.interpreter.chmod(0o755)
 
     def close(self) -> None:
-        """End the server. Raises AssertionError where it had ended before."""
+        """End the server. Raises AssertionError if it had ended before."""
         ended = self.process.poll()
         assert ended is None, "the process to fork from had ended, and the tests started their programs slowly"
         self.process.kill()
@@ -174,7 +175,7 @@ class Warm:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork for each connection, and report to it how the fork ended. Ends with the process that started it."""
+    """Fork for each connection and report how the fork ended. Ends with the process that started it."""
     from bessemer.common import interrupt
 
     interrupt.end_with_parent(signal.SIGKILL)
@@ -193,7 +194,7 @@ def serve(listener: socket.socket) -> None:
     importlib.import_module("bessemer.text.characters").classes()
     importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False  # torch takes each of its operators back: half of what a short program takes
+        finalizer.atexit = False  # torch unregisters each operator: half the time of a short program
     gc.collect()
     gc.freeze()
     set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}
@@ -201,7 +202,7 @@ def serve(listener: socket.socket) -> None:
     poll.register(listener, select.POLLIN)
     clients: dict[
         int, tuple[socket.socket, int, int, Path]
-    ] = {}  # by each of its two files: the connection, pid, pidfd, note
+    ] = {}  # under each of its two files: the connection, pid, pidfd, note
     while True:
         for number, _ in poll.poll():
             if number == listener.fileno():
@@ -250,7 +251,7 @@ def _accept(
 
 
 def _note(listener: socket.socket, connection: socket.socket) -> Path:
-    """The file with the pid of the fork that stands for the program at the other end of a connection."""
+    """Return the file with the pid of the fork for the program at the other end of a connection."""
     program, _, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )
@@ -258,7 +259,7 @@ def _note(listener: socket.socket, connection: socket.socket) -> Path:
 
 
 def fork_of(pid: int) -> list[int]:
-    """The fork that a started program stands for; nothing where it is a process of its own."""
+    """Return the fork of a started program, or None for a separate process."""
     try:
         return [int((Path(sys.executable).parent / str(pid)).read_text())]
     except (OSError, ValueError):
@@ -273,11 +274,11 @@ def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
 
 
 def _end(number: int, poll: Any, clients: dict[int, Any]) -> None:
-    """The fork has ended, or the one that it stands for was killed."""
+    """Handle a fork that has ended, or whose program was killed."""
     connection, pid, handle, note = clients[number]
     if number != handle:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-    note.unlink(missing_ok=True)  # while no other process can have this pid
+    note.unlink(missing_ok=True)  # no other process can have this pid yet
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):
         connection.sendall(f"{status}\n".encode())
@@ -289,7 +290,7 @@ def _end(number: int, poll: Any, clients: dict[int, Any]) -> None:
 
 
 def _become(header: dict[str, Any], files: list[int], base: list[str]) -> None:
-    """Be the process that was asked for, in the fork; never returns."""
+    """Become the requested process in the fork; never returns."""
     code = 1
     try:
         if header["leads"]:
@@ -310,7 +311,7 @@ def _become(header: dict[str, Any], files: list[int], base: list[str]) -> None:
 
 
 def _take(header: dict[str, Any], files: list[int]) -> None:
-    """The other process's files, folder, variables and signals."""
+    """Take over the other process's files, folder, variables and signals."""
     import fcntl
 
     high = [fcntl.fcntl(number, fcntl.F_DUPFD, 700) for number in files]
@@ -344,7 +345,7 @@ def _take(header: dict[str, Any], files: list[int]) -> None:
 
 
 def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> int:
-    """Run a module, a line of code or a file as the interpreter would. Returns the exit code; -2: ended by Ctrl-C."""
+    """Run a module, a line of code or a file as the interpreter would, and return the exit code; -2 after Ctrl-C."""
     import torch
 
     if environment.get("PYTHONFAULTHANDLER"):
@@ -363,7 +364,7 @@ def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> 
     code = 0
     try:
         for file in (Path(path, "sitecustomize.py") for path in paths):
-            if file.exists():  # by which a test puts a fault into all processes of a training
+            if file.exists():  # lets a test put a fault into all processes of a training
                 exec(compile(file.read_bytes(), str(file), "exec"), {"__name__": "sitecustomize"})
         if kind == "-c":
             exec(compile(rest[0], "<string>", "exec"), main.__dict__)

@@ -1,4 +1,4 @@
-"""Tokens by tasks of the corpus's engine: the same files however the text is cut into tasks, byte for byte."""
+"""Tokens built by tasks of the corpus's engine: the same files, byte for byte, for any split of the text into tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_in
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """The files of a tokens folder; the manifest as it is read."""
+    """Return the files of a tokens folder, with the manifest parsed."""
     found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
     manifest = read_json(folder / "manifest.json")
     return found | {"manifest": manifest, "tokenizer": (folder / "tokenizer.json").read_bytes()}
@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def corpus(prepared: Path, tmp_path: Path) -> Path:
-    """The prepared corpus in two part files with row groups of a few documents, a third of them with labels."""
+    """The prepared corpus in two part files with row groups of a few documents, a third of them labelled."""
     folder = tmp_path / "runs" / "small" / "corpus"
     shutil.copytree(prepared / "runs" / "small" / "corpus", folder)
     table = pq.read_table(folder / "documents")
@@ -81,7 +81,7 @@ def test_files_do_not_depend_on_the_tasks(
     assert not (two[1].path / "tokens.work").exists()
 
 
-def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_build_encodes_no_text_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
     build.build(*one)
     monkeypatch.setattr(tasks, "TASK_BYTES", 1)
@@ -106,18 +106,18 @@ def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monk
 
 
 def in_storage(of: Recipe, run: RunDirectory, kind: str, tmp_path: Path) -> Recipe:
-    """The recipe of a run whose corpus is moved to a storage."""
+    """Return the recipe of a run whose corpus is moved to a storage."""
     put_corpus_into(run, storage_of(kind, tmp_path))
     return of.changed(corpus={"storage": storage_of(kind, tmp_path)})
 
 
 def built(run: RunDirectory, bucket: Store) -> dict[str, Any]:
-    """The files of tokens, the published ones too."""
+    """Return the files of tokens, including published ones."""
     return contents(run.tokens) | published(run.tokens, bucket)
 
 
 def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have every task see no file of the run directory, as on another machine; returns the names of the tasks as they are done."""
+    """Hide the files of the run directory from tasks, as on another machine; return the names of tasks as they finish."""
     done: list[str] = []
     do = Task.run
 
@@ -134,7 +134,7 @@ def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @BOTH
-def test_tasks_work_in_a_storage(
+def test_tasks_keep_their_work_in_a_storage(
     kind: str, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = ["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"]
@@ -153,7 +153,7 @@ def test_tasks_work_in_a_storage(
 
 @pytest.mark.long
 @BOTH
-def test_killed_at_many_moments_in_a_storage(
+def test_a_build_killed_at_many_moments_resumes_in_a_storage(
     kind: str, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name, "tokens.shard_tokens=3000") for name in ("one", "two"))
@@ -174,7 +174,7 @@ def test_killed_at_many_moments_in_a_storage(
     assert not [name for name in places(storage_of(kind, tmp_path), bucket) if ".work" in name]
 
 
-def test_work_on_other_tokens_in_a_storage_goes(
+def test_work_on_other_tokens_in_a_storage_is_removed(
     prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, run = recipe_of(prepared, corpus, "two")
@@ -191,7 +191,7 @@ def test_work_on_other_tokens_in_a_storage_goes(
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 7, 30, 1000])
-def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> None:
+def test_shards_are_split_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> None:
     draw = np.random.default_rng(shard_tokens)
     writer, encoded = ShardWriter(tmp_path, "s-train", np.dtype("<u2"), shard_tokens), list[tuple[int, Any]]()
     expected: dict[int, list[tuple[int, int]]] = {}

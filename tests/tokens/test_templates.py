@@ -1,4 +1,6 @@
-"""Published chat templates: ids and masks are those of `transformers`, or the conversation is rejected with what is not written."""
+"""Published chat templates: ids and masks equal those of `transformers`, or the conversation is rejected with the unwritten
+field.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def theirs(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> An
 
 
 def compared(source: str, record: dict[str, Any], tokenizer: Tokenizer, theirs: Any, **names: str) -> str:
-    """equal, refused by both, or the field that the template does not write; AssertionError where ids or masks differ."""
+    """Return "equal", "refused by both", or the field that the template does not write; fail if ids or masks differ."""
     inputs = {key: record[key] for key in ("tools", "documents") if key in record} | record.get(
         "chat_template_kwargs", {}
     )
@@ -114,7 +116,7 @@ TURNS = (
     + ANSWER
     + "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
 )
-ALL = (  # writes every field, each in the way of a published family
+ALL = (  # writes every field, each as in a published family
     "{{ bos_token }}{% if tools is not none %}{{ tools | tojson(indent=2, sort_keys=true) }}{% endif %}"
     "{% if documents is not none %}{{ documents | tojson(ensure_ascii=true, separators=(',', ':')) }}{% endif %}"
     "{% if enable_thinking is defined and not enable_thinking %}/no_think{% endif %}{{ strftime_now('%Y') }}\n"
@@ -128,7 +130,7 @@ ALL = (  # writes every field, each in the way of a published family
 GPT_OSS = (
     "{% for m in messages %}{{ m.role }}:{% if m.thinking %}({{ m.thinking }}){% endif %}" + ANSWER + "{% endfor %}"
 )
-IDS = (  # calls by their ids, in which Kimi K2 has the names
+IDS = (  # refers to calls by their ids, where Kimi K2 has the names
     "{{ tools }}{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls %}{{ c.id }}({{ c.function.arguments }}){% endfor %}"
     "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
 )
@@ -136,7 +138,9 @@ NO_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.role }}:" + ANSWE
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_template_that_writes_all_gives_the_ids_of_transformers(name: str, tokenizer: Tokenizer, theirs: Any) -> None:
+def test_a_template_that_writes_every_field_gives_the_ids_of_transformers(
+    name: str, tokenizer: Tokenizer, theirs: Any
+) -> None:
     assert compared(ALL, RECORDS[name], tokenizer, theirs) == "equal"
 
 
@@ -156,13 +160,13 @@ RESULTS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize(
     ("source", "name", "result"), [(source, *row) for source, rows in RESULTS.items() for row in rows.items()]
 )
-def test_what_a_template_does_not_write_is_refused(
+def test_fields_that_a_template_does_not_write_are_errors(
     source: str, name: str, result: str, tokenizer: Tokenizer, theirs: Any
 ) -> None:
     assert compared(source, RECORDS[name], tokenizer, theirs) == result
 
 
-def test_the_name_of_a_speaker_has_to_be_written_that_of_a_tool_not(tokenizer: Tokenizer, theirs: Any) -> None:
+def test_a_template_must_write_the_names_of_speakers_but_not_of_tools(tokenizer: Tokenizer, theirs: Any) -> None:
     named = talk(user("a", name="Ada"), answer("b"))
     assert compared(TURNS, named, tokenizer, theirs) == "name"
     assert (
@@ -178,7 +182,7 @@ def test_the_name_of_a_speaker_has_to_be_written_that_of_a_tool_not(tokenizer: T
     "settings",
     [{}, {"eos_token": "</s>"}, {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}, None],
 )
-def test_a_tokenizer_without_a_beginning_has_none_in_templates(
+def test_templates_have_no_bos_if_the_tokenizer_has_none(
     settings: dict[str, Any] | None, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
@@ -186,7 +190,7 @@ def test_a_tokenizer_without_a_beginning_has_none_in_templates(
         written = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
     names = template_names(tmp_path, "</s>")
-    if settings is None:  # of a model trained here, as its export has them
+    if settings is None:  # of a model trained here, as in its export
         assert names == dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
         return
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -206,7 +210,7 @@ def test_a_tokenizer_without_a_beginning_has_none_in_templates(
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_template_that_fails_is_bad_input(source: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_failing_template_is_an_input_error(source: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="chat template: .") as error:
         ChatTemplate(frozenset({"s"}), source, NAMES, tokenizer)
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
@@ -215,7 +219,7 @@ def test_a_template_that_fails_is_bad_input(source: str, tokenizer: Tokenizer, t
         Template.choose(str(tmp_path / "t.jinja"), tmp_path, tokenizer).render([{"role": "user", "content": "a"}])
 
 
-def test_a_template_file_that_cannot_be_read_is_bad_input(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_unreadable_template_file_is_an_input_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
     for wanted in (None, str(tmp_path / "chat_template.jinja"), str(tmp_path)):
         with pytest.raises(InputError, match="cannot be read"):

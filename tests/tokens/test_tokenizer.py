@@ -1,4 +1,4 @@
-"""The tokenizer: split patterns, the ids of `transformers` by each library that encodes, and the bytes of tokens."""
+"""The tokenizer: split patterns, ids equal to `transformers` for each encoding library, and the bytes of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, pattern_of
 from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
 
-def test_the_published_patterns() -> None:
+def test_split_patterns_equal_the_published_ones() -> None:
     # openai/tiktoken, tiktoken_ext/openai_public.py and meta-llama/llama3, llama/tokenizer.py
     llama3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -43,7 +43,7 @@ def test_the_published_patterns() -> None:
         ("gpt4", None, "single", "a\n        return  x", ["a", "\n", *" " * 7, " return", " ", " x"]),
     ],
 )
-def test_digits_and_white_space(
+def test_digits_and_white_space_are_split_as_configured(
     pattern: str, digits: str | None, white_space: str, text: str, pieces: list[str]
 ) -> None:
     splitter = pre_tokenizers.Split(Regex(pattern_of(pattern, digits, white_space)), "isolated")
@@ -56,12 +56,12 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train([text, Path(pytest.__file__).read_text(encoding="utf-8")], 420, END)
 
 
-def test_a_vocabulary_the_text_cannot_support_is_refused() -> None:
+def test_a_vocabulary_that_the_text_cannot_support_is_an_error() -> None:
     with pytest.raises(InputError, match=r"tokenizer.vocabulary = 5000: the text supports only \d+"):
         Tokenizer.train(["a short text"], 5000, END)
 
 
-def test_loading(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tokenizers_are_loaded_from_files_and_folders(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json())
     loaded = Tokenizer.load(path, END)
@@ -89,7 +89,7 @@ def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
         Tokenizer.train([text], 257, END, "<|mask|>")
 
 
-def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
+def test_invalid_text_is_an_error(tokenizer: Tokenizer) -> None:
     for encode in (tokenizer.encode, tokenizer.encode_marked):
         with pytest.raises(InputError, match=r"what follows 'caf' is no character; is the input UTF-8\?"):
             encode("caf\udce9")
@@ -119,11 +119,11 @@ def theirs(path: Path, texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name", ["gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added", "llama", "unigram", "bert"]
 )
-def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer], name: str, tmp_path: Path) -> None:
+def test_ids_equal_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer], name: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     kinds[name].save(str(path))
     tokenizer = Tokenizer.load(path, ENDS.get(name, END))
-    # transformers makes special tokens of text with Unigram, whatever it is asked
+    # transformers turns text into special tokens with Unigram, whatever the settings
     texts = [text for text in TEXTS if name != "unigram" or not tokenizer.special_in(text)]
     wanted = theirs(path, texts)
     faster = tokenizer.accelerate(corpus())
@@ -143,7 +143,7 @@ def odd(model: Any, special: list[str], **parts: Any) -> HuggingFaceTokenizer:
 
 
 def odd_kinds() -> dict[str, HuggingFaceTokenizer]:
-    """Tokenizers whose model holds the names of special tokens, or makes them of other text."""
+    """Tokenizers whose model contains the names of special tokens, or produces them from other text."""
     special = ["<unk>", "</s>", "<pad>"]
     words = {name: number for number, name in enumerate([*special, "a", "b", "<", "/", "s", ">", "##s", "##a", "x"])}
     parts = {name: number for number, name in enumerate([*special, *"abx</s>", "</", "</s", " "])}
@@ -195,8 +195,10 @@ def test_gigatoken_encodes_the_published_patterns() -> None:
     assert by_gigatoken == {pattern_of("gpt4"), pattern_of("gpt4", "single"), pattern_of("gpt2")}
 
 
-def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tokenizer of the second library is damaged: a merge is missing, as seen in one token's text alone."""
+def test_different_ids_of_the_second_library_are_detected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer of the second library is damaged: a missing merge affects one token's text only."""
     tokenizer = Tokenizer(byte_level(split(pattern_of("gpt4"))), END)
     whole = module._for_gigatoken
 
@@ -211,7 +213,7 @@ def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "warning" in capsys.readouterr().err
 
 
-def test_saved_truncation_and_padding_are_not_applied_and_dropout_is_refused(
+def test_saved_truncation_and_padding_are_ignored_and_dropout_is_an_error(
     kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path
 ) -> None:
     kinds["bert"].enable_truncation(8)
@@ -241,17 +243,17 @@ def of(inner: HuggingFaceTokenizer) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", ["gpt4", "gpt2", "smollm", "gpt2-split", "added", "llama"])
-def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer], name: str) -> None:
+def test_the_bytes_of_the_tokens_join_to_the_text(kinds: dict[str, HuggingFaceTokenizer], name: str) -> None:
     inner = kinds[name]
     found, prefix = of(inner), description.prefix_of(described(inner))
     inner.encode_special_tokens = True
     for text in HARD:
         joined = b"".join(found[token] for token in inner.encode(text, add_special_tokens=False).ids)
-        said = text.replace("▁", " ") if prefix else text  # in such a vocabulary the mark is a space
+        said = text.replace("▁", " ") if prefix else text  # in this vocabulary the mark is a space
         assert joined == (prefix + said.encode() if text else b"")
 
 
-def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> None:
+def test_tokenizer_kinds_are_described(kinds: dict[str, HuggingFaceTokenizer]) -> None:
     named = {name: description.kind_of(described(inner)) for name, inner in kinds.items()}
     others = {"llama": "bpe", "unigram": "unigram", "bert": "wordpiece"}
     assert named == {**dict.fromkeys(kinds, "byte-level"), **others}
@@ -262,7 +264,7 @@ def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> N
 
 
 def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:
-    """On text of ASCII, word starts lie exactly where a regular expression over the characters puts them."""
+    """On ASCII text, words start exactly where a regular expression over the characters finds them."""
     text = Path(pytest.__file__).read_text(encoding="utf-8")
     tokenizer = Tokenizer.train([text], 400, "<|endoftext|>")
     sample = "".join(character for character in text if character.isascii())[:4000]

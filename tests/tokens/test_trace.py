@@ -1,4 +1,4 @@
-"""From documents to tokens and raw files, before anything is trained."""
+"""Tracing from documents to tokens and raw files, before training."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def rows(run: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_document_leads_to_its_tokens(prepared: Path) -> None:
+def test_every_document_is_traced_to_its_tokens(prepared: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     store = TokenStore.open(run.tokens)
     tokenizer = Tokenizer.load(run.tokens / "tokenizer.json", "<|endoftext|>")
@@ -49,7 +49,7 @@ def test_the_command_needs_no_training(prepared: Path, capsys: pytest.CaptureFix
 def test_a_url_a_path_and_an_identity_name_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kept or rejected; a name of several documents is an error that lists them."""
+    """Kept and rejected documents; a name of several documents is an error that lists them."""
     monkeypatch.chdir(tmp_path)
     texts = [" ".join(f"word{number * 1000 + place}" for place in range(60)) for number in range(4)]
     urls = [f'https://example.org/Stra\u00dfe?page={number}&x="%C3%9F"' for number in range(4)]
@@ -93,7 +93,7 @@ def test_a_url_a_path_and_an_identity_name_a_document(
     assert source["rejected"]["exact_duplicate"]["examples"][0]["url"] == gone
 
 
-def test_shards_outlive_the_corpus(prepared: Path, tmp_path: Path) -> None:
+def test_shards_can_be_traced_without_the_corpus(prepared: Path, tmp_path: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     name = rows(run)[0]["identity"]
     shutil.copytree(run.tokens, tmp_path / "tokens")

@@ -1,4 +1,4 @@
-"""Small token stores of made-up documents, for tests."""
+"""Small token stores of generated documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END, VOCABULARY = 0, 50
 
 
 def documents(seed: int, count: int, longest: int = 60) -> list[list[int]]:
-    """Documents of 0 to `longest` tokens, without their end-of-text tokens."""
+    """Return documents of 0 to `longest` tokens, without their end-of-text tokens."""
     draw = np.random.default_rng(seed)
     return [draw.integers(1, VOCABULARY, draw.integers(0, longest + 1)).tolist() for _ in range(count)]
 
@@ -24,7 +24,7 @@ def documents(seed: int, count: int, longest: int = 60) -> list[list[int]]:
 def recipe_of(
     packing: str, length: int = 16, more: str = "", steps: int = 12, batch: int = 8, **sources: str
 ) -> ResolvedRecipe:
-    """A recipe over the store's sources, `batch` sequences a step."""
+    """Return a recipe over the store's sources with `batch` sequences per step."""
     tables = "".join(
         f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
         for name, keys in (sources or {"a": "", "b": ""}).items()
@@ -40,9 +40,9 @@ def recipe_of(
 def store_of(
     folder: Path, recipe: Recipe, texts: dict[str, list[list[int]]], labels: str = "", shard_tokens: int = 100
 ) -> TokenStore:
-    """Shards packed as the recipe asks; equal texts are trained on and held out.
+    """Write shards packed as in the recipe; the held-out texts equal the training texts.
 
-    Identities are two digits of the source and the document's number. Labels go round by source and document.
+    An identity is two digits of the source and the document's number. Labels cycle by source and document.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sources, files = {}, {}

@@ -1,4 +1,4 @@
-"""Text that tokenizers get wrong, and small trained tokenizers of every kind to try it on."""
+"""Text that is hard for tokenizers, and small trained tokenizers of every kind."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ HARD += ["a" * 300, " " * 700 + "x" + "\n" * 50 + " " * 33, "!" * 400 + "\r\n\r\
 
 
 def random_texts(number: int, seed: int = 0) -> list[str]:
-    """Short texts of signs that the alternatives of a split pattern meet in."""
+    """Return short texts of characters on which the alternatives of a split pattern compete."""
     draw = random.Random(seed)
     signs = [*"  \n\r\tabSsé日1٣².'ſ\u00a0\u0301🙂\u200d\x00\u2028tmⅧ\x1cD", "LL", "re", "ve"]
     return ["".join(draw.choices(signs, k=draw.randint(0, 30))) for _ in range(number)]
 
 
 def corpus() -> list[str]:
-    """Text of two kinds to train small tokenizers on."""
+    """Return text of two kinds to train small tokenizers on."""
     return [Path(__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8"), *HARD]
 
 
 def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer:
-    """A byte-level BPE behind any pre-tokenizer."""
+    """Return a byte-level BPE after any pre-tokenizer."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre
     inner.decoder = decoders.ByteLevel()
@@ -48,13 +48,13 @@ def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer
 
 
 def split(pattern: str) -> PreTokenizer:
-    """A split pattern and the bytes after it, as a trained tokenizer has them."""
+    """Return a split pattern followed by the byte-level step, as in a trained tokenizer."""
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
 
 
 def every_kind() -> dict[str, tokenizers.Tokenizer]:
-    """A small tokenizer of each kind that others publish, free to be changed."""
+    """Return a modifiable small tokenizer of each published kind."""
     return {name: tokenizers.Tokenizer.from_str(text) for name, text in _trained_kinds().items()}
 
 
@@ -72,7 +72,7 @@ def _trained_kinds() -> dict[str, str]:
     nfc.normalizer = normalizers.NFC()
     found["nfc"] = nfc
     indents = byte_level(split(GPT4))
-    indents.add_tokens(["    ", "\n\n"])  # found in every text before it is cut, as GPT-NeoX's
+    indents.add_tokens(["    ", "\n\n"])  # found in every text before it is split, as in GPT-NeoX
     found["added"] = indents
 
     llama = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -81,7 +81,7 @@ def _trained_kinds() -> dict[str, str]:
     llama.decoder = decoders.Sequence(list(parts))
     bytes_256 = [f"<0x{byte:02X}>" for byte in range(256)]
     settings = {"special_tokens": ["<unk>", "<s>", "</s>", *bytes_256], "limit_alphabet": 80, "show_progress": False}
-    # Words apart while training, as SentencePiece does; none after, as the converted file has it.
+    # Words are split in training, as in SentencePiece, but not afterwards, as in the converted file.
     llama.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     llama.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=900, **settings))
     plain = tokenizers.Tokenizer.from_str(_bytes_are_plain(llama.to_str()))
@@ -112,7 +112,7 @@ ENDS = {"llama": "</s>", "unigram": "</s>", "bert": "[SEP]"}
 
 
 def _bytes_are_plain(text: str) -> str:
-    """Byte tokens as parts of the vocabulary, not as special tokens: as converted SentencePiece files have them."""
+    """Make byte tokens part of the vocabulary instead of special tokens, as in converted SentencePiece files."""
     described = json.loads(text)
     described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("<0x")]
     return json.dumps(described)

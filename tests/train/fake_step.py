@@ -1,4 +1,4 @@
-"""Live tensor bytes and bytes sent in a training step: of real processes, or of one rank of any layout on fake tensors.
+"""Live tensor bytes and sent bytes of a training step: of real processes, or of one rank of any layout on fake tensors.
 
 Fake tensors (FakeTensorMode) have shapes and no values; the collectives of torch's fake process group return at once.
 """
@@ -38,7 +38,7 @@ KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "
 
 
 def local_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors with storage among `values`; of a DTensor its shard."""
+    """Return the tensors with storage among `values`; for a DTensor its shard."""
     tensors = [x._local_tensor if isinstance(x, DTensor) else x for x in tree_leaves(values) if isinstance(x, Tensor)]
     return [x for x in tensors if not is_traceable_wrapper_subclass(x) and x.device.type != "meta"]
 
@@ -49,8 +49,11 @@ def num_bytes(values: Any) -> int:
 
 @dataclass
 class StepBytes:
-    """Bytes of one process: live ones between steps, after the backward passes and at the peak of a step; those it holds of
-    weights and optimizer; those it sends by a ring, by kind."""
+    """Bytes of one process in a training step.
+
+    They are the live bytes between steps, after the backward passes and at the peak, those of weights and optimizer, and those
+    sent around a ring, by kind.
+    """
 
     between: int = 0
     after_backward: int = 0
@@ -61,7 +64,7 @@ class StepBytes:
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the live bytes of all storages that operators see, and the bytes that collectives send."""
+    """Dispatch mode that counts the live bytes of all storages and the bytes sent by collectives."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,7 +75,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         self._resize = resize = torch.UntypedStorage.resize_
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # by which FSDP2 frees weights; it is no operator
+        # FSDP2 frees weights with this function, which is not an operator
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             if id(storage) in self._sizes:
                 self._set(id(storage), storage.nbytes())
@@ -123,7 +127,7 @@ def _group_size(arguments: Any) -> int:
 
 
 class AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replaces values that code reads from fake tensors: True, or 1."""
+    """Dispatch mode that replaces values read from fake tensors by True or 1."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -133,13 +137,13 @@ class AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watch_step(train: Train, layout: Parallel, config: ModelConfig, model: Transformer, engine: Engine) -> StepBytes:
-    """Take a step of tokens 0 with optimizer state from an earlier step."""
+    """Take a step of zero tokens, with optimizer state from an earlier step."""
     batch, size = train.global_batch_tokens, train.micro_batch
     assert batch is not None and size is not None
     count = batch // config.sequence_length // layout.data // size
     tokens = torch.zeros((size, config.sequence_length), dtype=torch.int64)
     keys_B = torch.zeros(size, dtype=torch.int64) if train.dropout.is_on else None
-    # Two reach the peak without a pipeline: a first and a last one.
+    # Two micro-batches reach the peak without a pipeline: a first and a last one.
     parts = [MicroBatch(tokens, tokens, None, keys_B)] * (count if layout.pipeline > 1 else min(count, 2))
     held = StepBytes()
     with Ledger() as ledger:
@@ -187,7 +191,7 @@ def simulate(recipe: Recipe, config: ModelConfig, stage: int = 0) -> StepBytes:
 
 
 def formulas_of_gpu() -> contextlib.AbstractContextManager[Any]:
-    """Context in which bf16 is computed by the formulas that a GPU gets, without the fused functions for a CPU."""
+    """Context in which bf16 uses the formulas for a GPU, without the fused functions for a CPU."""
     is_fused = kernels.is_eager_cpu
     return patch.object(kernels, "is_eager_cpu", lambda x, *others: x.dtype != torch.bfloat16 and is_fused(x, *others))
 

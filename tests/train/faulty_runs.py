@@ -21,7 +21,7 @@ from bessemer.train.trainer import DeviceStats, Trainer
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
-    """Replace the tokens of the batches whose first sample is_bad by random ones, as a damaged shard would."""
+    """Replace the tokens of batches whose first sample satisfies `is_bad` by random ones, as in a damaged shard."""
     honest = Loader.batch
 
     def batch(self: Loader, first: int, count: int) -> Batch:
@@ -53,14 +53,14 @@ def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> 
 
 
 def copied(runs: Path, name: str) -> Path:
-    """Another folder with runs that have the same tokens."""
+    """Copy the runs to another folder, with the same tokens."""
     place = runs.with_name(name)
     shutil.copytree(runs, place)
     return place
 
 
 def change_steps(patch: pytest.MonkeyPatch, change: Callable[[Trainer, Batch, DeviceStats], DeviceStats]) -> None:
-    """Continue each step with what `change` makes of its gradients and statistics."""
+    """Pass the gradients and statistics of each step through `change`."""
     honest = Trainer.forward_backward
 
     def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> DeviceStats:
@@ -70,14 +70,14 @@ def change_steps(patch: pytest.MonkeyPatch, change: Callable[[Trainer, Batch, De
 
 
 def record_batches(patch: pytest.MonkeyPatch) -> list[Batch]:
-    """Return a list to which each batch that is trained on is added."""
+    """Return a list to which every trained batch is appended."""
     batches: list[Batch] = []
     change_steps(patch, lambda trainer, batch, stats: (batches.append(batch), stats)[1])
     return batches
 
 
 def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
-    """The gradients' norm is not a number where is_bad says so of the number of calls before."""
+    """Set the gradient norm to NaN in steps for which `is_bad` is true of the number of earlier calls."""
     calls = count()
     change_steps(monkeypatch, lambda trainer, batch, stats: (
         replace(stats, grad_norm=stats.grad_norm * math.nan) if is_bad(next(calls)) else stats))  # fmt: skip

@@ -32,7 +32,7 @@ def batch(rows: int = 8) -> Batch:
 
 
 def stats_of(trainer: Trainer, data: Batch, scale: LossScale | None = None) -> StepStats:
-    """Accumulate the gradients of a batch, and read the statistics."""
+    """Accumulate the gradients of a batch and return the statistics."""
     gradients = trainer.forward_backward(data, None if scale is None else scale.to_tensor(trainer.device.torch_device))
     return trainer.read([gradients])[0]
 

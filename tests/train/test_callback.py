@@ -1,4 +1,4 @@
-"""Callbacks: what they are called with, in one process and in several; stops, errors and resumes."""
+"""Callbacks: their arguments, in one process and in several; stops, errors and resumes."""
 
 import importlib.util
 import math
@@ -65,7 +65,7 @@ SETS = (
 
 
 class Run:
-    """A run whose callback is a class of a file."""
+    """A run whose callback is a class in a file."""
 
     def __init__(self, recipe: Path, folder: Path, code: str = NOTES) -> None:
         self.recipe, self.folder, self.file = recipe, folder, folder / "mine.py"
@@ -98,7 +98,7 @@ STEPS = [("step", 4), ("validation", 6), ("step", 8), ("checkpoint", 8), ("step"
 WHOLE = [("start", 0), *STEPS, ("checkpoint", 12), ("end", 12)]
 
 
-def test_a_callback_sees_each_moment_and_its_metrics(mine: Run) -> None:
+def test_a_callback_gets_every_event_and_its_metrics(mine: Run) -> None:
     assert mine.train() == 0
     rows = mine.notes()
     assert calls(rows) == WHOLE
@@ -112,7 +112,7 @@ def test_a_callback_sees_each_moment_and_its_metrics(mine: Run) -> None:
 
 
 def test_two_processes_stop_together_and_resume(mine: Run) -> None:
-    """At the request of the callback of one of them."""
+    """The callback of one of the processes requests the stop."""
     sets = ("parallel.replicate=2", "train.micro_batch=2")
     assert mine.train(", stop_at = 8, on_rank = 1", *sets) == 75
     both = mine.notes(0), mine.notes(1)
@@ -159,7 +159,7 @@ def test_an_exception_in_one_of_two_processes(mine: Run, capfd: pytest.CaptureFi
         (NOTES, ', stop_at = "3"', ["train.callbacks.Notes.stop_at", "a whole number"]),
     ],
 )  # fmt: skip
-def test_a_callback_that_cannot_be_used_is_one_error(
+def test_an_unusable_callback_is_one_error(
     mine: Run, capsys: pytest.CaptureFixture[str], code: str, settings: str, names: list[str]
 ) -> None:
     mine.file.write_text(code)
@@ -169,7 +169,7 @@ def test_a_callback_that_cannot_be_used_is_one_error(
     assert not (mine.run / "metrics.jsonl").exists()
 
 
-def test_what_is_no_reason_is_an_error(mine: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_stop_reason_is_an_error(mine: Run, capsys: pytest.CaptureFixture[str]) -> None:
     mine.file.write_text(NOTES.replace('return "far enough"', "return True"))
     assert mine.train(", stop_at = 4") == 1
     assert "Notes.step: TypeError: returned bool" in capsys.readouterr().err
@@ -217,8 +217,8 @@ def test_a_schedule_and_its_rates(recipe: Path) -> None:
     assert rates[2:-1] == pytest.approx(expected) and rates[-1] == pytest.approx(0.1, abs=1e-4)
 
 
-def test_an_optimizer_in_two_processes_is_torchs(recipe: Path) -> None:
-    """Its update of one weight against torch.optim.Adamax, and a training whose loss falls."""
+def test_an_own_optimizer_in_two_processes_equals_torchs(recipe: Path) -> None:
+    """Its update of one weight equals torch.optim.Adamax, and the loss of a training falls."""
     rule = extensions.anchor("directions:AdaMax", recipe.parent)
     extensions.trust([rule])
     weight, other = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2))
@@ -245,7 +245,7 @@ def table(start: str) -> str:
 
 
 def test_early_stop_in_two_processes(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A rate at which nothing is learned any more: the loss stays, and is not better."""
+    """At a rate of almost zero the loss does not improve."""
     sets = (
         "parallel.replicate=2", "train.micro_batch=2", "train.steps=12", "train.log_every=1", "train.validate_every=2",
         "train.optimizer.learning_rate=1e-12",
@@ -296,7 +296,7 @@ def test_mlflow_in_a_folder(runs: Path, recipe_file: Path, monkeypatch: pytest.M
     assert [(one.step, one.value) for one in history] == [(row["step"], row["loss"]) for row in rows]
 
 
-def test_a_tracker_that_is_not_there_is_refused_before_the_training(
+def test_a_missing_tracker_is_an_error_before_training(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type] # its import fails
@@ -305,7 +305,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_the_training(
 
 
 @pytest.mark.parametrize("when", ["start", "log"])
-def test_a_tracker_that_fails_is_left(
+def test_a_failing_tracker_is_dropped(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
     def fail(*given: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Faults within a training of one process: rows of the fault matrix (tests/fault_matrix.toml)."""
+"""Faults during a training of one process: rows of the fault matrix (tests/fault_matrix.toml)."""
 
 import random
 import shutil
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 @pytest.mark.long
 @pytest.mark.fault(22)
-def test_losses_perturbed_once_are_transient(
+def test_losses_perturbed_once_are_classified_as_transient(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, is_thorough: bool, record_property: Record
 ) -> None:
-    """Each of several steps of one run has its loss and gradient norm changed, as by a flipped bit; none when run again."""
+    """Change loss and gradient norm of several steps of one run, as by a flipped bit; a repeated step is unchanged."""
     number = 20 if is_thorough else 3
     draw = random.Random(2)
     steps = [5 * place + draw.randint(1, 5) for place in range(5, 5 + number)]  # one between two checkpoints
@@ -56,10 +56,10 @@ def test_losses_perturbed_once_are_transient(
 
 @pytest.mark.long
 @pytest.mark.fault(26)
-def test_ten_stops_over_the_edges_of_epochs_change_nothing(
+def test_ten_stops_across_epochs_do_not_change_the_run(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
-    """The text is read several times over; the run stops at ten random steps, after some of which its last save is lost."""
+    """The text is read several times; the run stops at ten random steps, after some of which its last save is lost."""
     read, last = list[int](), [10**9]
 
     def recorded(trainer: Trainer, batch: Batch, found: DeviceStats) -> DeviceStats:
@@ -92,11 +92,12 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
 
 @pytest.mark.long
 @pytest.mark.fault(18)
-def test_a_learning_rate_far_too_high_for_a_while_is_undone(
+def test_a_temporarily_too_high_learning_rate_is_undone(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
-    """The rate of 6 updates from step 601 on is 30 times too high: the guard skips those after the first ones, so that the fault
-    still lasts after a rollback."""
+    """From step 601 on the rate of 6 updates is 30 times too high: the guard skips those after the first, so that the fault still
+    lasts after a rollback.
+    """
     sets = "train.steps=1200", "checkpoint.every=25", "train.micro_batch=8"
     healthy = train(recipe_file, copied(runs, "healthy"), *sets)
     honest, updates = Trainer.update, list[int]()

@@ -1,4 +1,4 @@
-"""The loop with what a recipe can ask of it: resumed bit for bit, its order and its numbers right in a batch ramp."""
+"""The training loop with every option of a recipe: resumed bit for bit, with the right order and statistics in a batch ramp."""
 
 import json
 import mmap
@@ -37,7 +37,7 @@ from bessemer.workflow.session import Session
 from tests.train.faulty_runs import record_batches
 
 RAMP = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=14", "train.micro_batch=2")
-SIZES = [4] * 7 + [6] * 7 + [8] * 10  # 4 + 4 step / 14 sequences, taken down to micro-batches of 2
+SIZES = [4] * 7 + [6] * 7 + [8] * 10  # 4 + 4 step / 14 sequences, rounded down to micro-batches of 2
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
@@ -58,7 +58,7 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
         ("train.optimizer.kind=lion", "train.precision=fp8-rowwise"),
     ],
 )  # fmt: skip
-def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
     torch.rand(3)  # whatever was drawn before
     overrides = ("model.layers=1", "report.tensorboard=false", *overrides)
     folder = train(recipe_file, runs, *overrides)
@@ -67,7 +67,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
     assert np.array_equal(saved, torch.Generator().manual_seed(seed).get_state().numpy()), "the same in every run"
     shutil.copytree(first, runs / "kept")
     numbers = [(row["loss"], row.get("loss_scale")) for row in steps_of(folder)]
-    for step in (16, 24):  # as if it had been killed after step 8
+    for step in (16, 24):  # as if killed after step 8
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
     train(recipe_file, runs, *overrides)
     assert [(row["loss"], row.get("loss_scale")) for row in steps_of(folder)] == numbers
@@ -79,7 +79,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
 
 
 @pytest.mark.usefixtures("fixed_step_time")
-def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
+def test_steps_of_a_batch_ramp_read_every_sample_once_and_agree_with_the_ledger(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = record_batches(monkeypatch)
@@ -104,7 +104,7 @@ def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
             assert recipe.batches.step_of(row["sample"]) == row["step"] - 1
 
 
-def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path) -> None:
+def test_validation_and_readers_use_the_moving_average(runs: Path, recipe_file: Path) -> None:
     from bessemer.train.state import load_model
 
     folder = train(recipe_file, runs, "train.ema=0.95")
@@ -124,9 +124,7 @@ def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path
     assert rows[-1]["loss"] == pytest.approx(found.loss, rel=1e-12)
 
 
-def test_evaluate_takes_the_mean_of_checkpoints(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_can_average_checkpoints(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train(recipe_file, runs)
     assert run_command(["evaluate", str(folder), "--average", "3", "--set", "evaluate.ngram=false", "--json"]) == 0
     three = json.loads(capsys.readouterr().out)
@@ -142,7 +140,7 @@ def test_evaluate_takes_the_mean_of_checkpoints(
     assert run_command(["evaluate", str(folder), "--average", "0"]) == 2
 
 
-def test_a_training_takes_its_plan_from_the_specification(runs: Path, recipe_file: Path) -> None:
+def test_a_training_follows_the_plan_of_its_specification(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file, [f"run.dir={runs}", "train.steps=4", "train.validate_every=4"])
     run = RunDirectory(recipe.run.folder)
     session = Session(recipe, run)
@@ -150,10 +148,10 @@ def test_a_training_takes_its_plan_from_the_specification(runs: Path, recipe_fil
     planned = read_json(run.plan)
     assert RunSpec.read(run) == spec and spec.memory_bytes == planned["memory_bytes"]
     assert spec.start == Fresh() and spec.memory_bytes["before_model"] > 1e7
-    freed = torch.ones(75_000_000)  # of an earlier stage; the heap keeps it, but it is no part of the training's base
+    freed = torch.ones(75_000_000)  # of an earlier stage; the heap keeps it, but it is not part of the training's base
     del freed
     resident = devices.resident_bytes()
-    # As measured next to a neighbour that took the cores, and planned by a process that held nothing.
+    # As measured next to other load on the cores, and planned by a process without memory in use.
     stages.train(session, replace(spec, peak_flops=1e6).with_base(7))
 
     logged = [row for row in read_json_lines(run.metrics) if row["kind"] == "memory"][-1]
@@ -169,7 +167,7 @@ def test_a_training_takes_its_plan_from_the_specification(runs: Path, recipe_fil
     assert prepare(session).start == Resume(4)
 
 
-def test_a_training_stops_for_other_tokens_than_planned(runs: Path, recipe_file: Path) -> None:
+def test_a_training_on_other_tokens_than_planned_is_an_error(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file, [f"run.dir={runs}", "train.steps=2"])
     session = Session(recipe, RunDirectory(recipe.run.folder))
     spec = prepare(session, measure_seconds=0.0)
@@ -178,14 +176,14 @@ def test_a_training_stops_for_other_tokens_than_planned(runs: Path, recipe_file:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_pages_of_token_files_are_no_memory_of_the_training(tmp_path: Path) -> None:
+def test_pages_of_token_files_do_not_count_as_training_memory(tmp_path: Path) -> None:
     np.zeros(64 << 20, np.uint8).tofile(tmp_path / "shard.bin")
     devices.reset_peak_resident()
     before = devices.peak_resident_bytes()
     shard = np.memmap(tmp_path / "shard.bin", np.uint8, "r")
     assert int(shard.sum(dtype=np.int64)) == 0
     assert devices.peak_resident_bytes() < before + (16 << 20)
-    with mmap.mmap(-1, 64 << 20) as taken:  # not from the heap, which has resident pages to give
+    with mmap.mmap(-1, 64 << 20) as taken:  # not from the heap, which has free resident pages
         taken.write(bytes(64 << 20))
         assert devices.peak_resident_bytes() > before + (56 << 20)
 
@@ -200,7 +198,7 @@ def seeded_trainer(recipe_file: Path, *overrides: str, seed: int = 1) -> Trainer
 
 
 def pretrained(runs: Path, recipe_file: Path, *overrides: str) -> Trainer:
-    """A checkpoint of an untrained model whose weights are all random."""
+    """A checkpoint of an untrained model with random weights everywhere."""
     trainer = seeded_trainer(recipe_file, *overrides, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -213,7 +211,7 @@ def pretrained(runs: Path, recipe_file: Path, *overrides: str) -> Trainer:
 
 
 @pytest.mark.parametrize(("kind", "objective"), [((), ()), (ENCODER, ("train.objective=masked",))])
-def test_a_classifier_takes_everything_but_its_head(
+def test_a_classifier_starts_from_everything_but_its_head(
     runs: Path, recipe_file: Path, kind: tuple[str, ...], objective: tuple[str, ...]
 ) -> None:
     theirs = dict(pretrained(runs, recipe_file, *kind, *objective).model.named_parameters())
@@ -225,8 +223,8 @@ def test_a_classifier_takes_everything_but_its_head(
         assert torch.equal(parameter, fresh[name] if name.startswith("classifier.") else theirs[name]), name
 
 
-def test_a_run_with_a_moving_average_is_started_from_it(runs: Path, recipe_file: Path) -> None:
-    """It is what evaluation, generation and export of that run take."""
+def test_starting_from_a_run_uses_its_moving_average(runs: Path, recipe_file: Path) -> None:
+    """Evaluation, generation and export of that run use the average too."""
     ema = "train.ema=0.5"
     theirs, store = pretrained(runs, recipe_file, ema), TokenStore.open(runs / "small" / "tokens")
     recipe = resolve(load(recipe_file, [ema]), 400)
@@ -245,14 +243,14 @@ def test_a_run_with_a_moving_average_is_started_from_it(runs: Path, recipe_file:
     ("override", "key"),
     [("width=64", "width"), ("layers=1", "layers"), ("family=llama", "qk_norm"), ("rope_theta=500000.0", "rope_theta")],
 )
-def test_another_model_is_refused(runs: Path, recipe_file: Path, override: str, key: str) -> None:
+def test_starting_from_another_model_is_an_error(runs: Path, recipe_file: Path, override: str, key: str) -> None:
     pretrained(runs, recipe_file)
     other, store = seeded_trainer(recipe_file, f"model.{override}"), TokenStore.open(runs / "small" / "tokens")
     with pytest.raises(InputError, match=f"{key}: "):
         start_from(other, runs / "small", store)
 
 
-def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+def test_starting_from_another_tokenizer_or_no_run_is_an_error(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
     pretrained(runs, recipe_file)
     store = TokenStore.open(runs / "small" / "tokens")
     tokenizer = store.manifest["tokenizer"]
@@ -266,7 +264,7 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
         start_from(seeded_trainer(recipe_file), runs / "small", store)
 
 
-def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, recipe_file: Path) -> None:
+def test_another_tokenizer_is_an_error_before_the_text_is_encoded(runs: Path, recipe_file: Path) -> None:
     start = runs / "small"
     sets = [f"run.dir={runs}", "run.name=other", f"train.start={start}"]
     recipe = load(recipe_file, [*sets, "tokenizer.vocabulary=300"])
@@ -275,5 +273,5 @@ def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, rec
     with pytest.raises(InputError, match=r"\[tokenizer\]"):
         build(recipe, run)
     assert not run.tokens.exists()
-    equal = load(recipe_file, sets)  # one that comes out the same is as good
+    equal = load(recipe_file, sets)  # an equal one is accepted
     assert build(equal, run).vocabulary == 400

@@ -1,4 +1,4 @@
-"""Schedules, optimizers and objectives of a user's file: errors before the training, several processes, stops and resumes."""
+"""Schedules, optimizers and objectives in a user's file: errors before training, several processes, stops and resumes."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ FEW = ("train.steps=4", "checkpoint.every=2", "train.log_every=1", "train.valida
 
 
 class Own:
-    """A run that a class of a file trains."""
+    """A run that trains with a class in a file."""
 
     def __init__(self, recipe: Path, folder: Path) -> None:
         self.recipe, self.file, self.run = recipe, folder / "mine.py", folder / "runs" / "small"
 
     def train(self, name: str, *sets: str, old: str = "", new: str = "", run: str = "small") -> int:
-        """Train with the class of a name, in whose code `new` takes the place of `old`."""
+        """Train with the named class, with `old` replaced by `new` in its code."""
         assert old in CODES[name]
         self.file.write_text(CODES[name].replace(old, new) if old else CODES[name] + new)
         values = (f"run.dir={self.run.parent}", f"run.name={run}", f"{KEYS[name]}={self.file}:{name}", *FEW, *sets)
@@ -126,7 +126,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
         ("Odd", "return sample.inputs,", "return sample.inputs + 1000,", (), 1, ["Odd.example", "integers"]),
     ],
 )  # fmt: skip
-def test_a_class_that_cannot_be_used_is_one_error_before_the_training(
+def test_an_unusable_class_is_one_error_before_training(
     own: Own, capsys: pytest.CaptureFixture[str], name: str, old: str, new: str, sets: tuple[str, ...], code: int, said: list[str]
 ) -> None:  # fmt: skip
     assert own.train(name, *sets, old=old, new=new) == code
@@ -135,7 +135,7 @@ def test_a_class_that_cannot_be_used_is_one_error_before_the_training(
     assert not (own.run / "metrics.jsonl").exists()
 
 
-def test_one_that_fails_later_names_the_step(own: Own, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_that_fails_later_is_an_error_with_the_step(own: Own, capsys: pytest.CaptureFixture[str]) -> None:
     late = f"""        from pathlib import Path
         metrics = Path({str(own.run / "metrics.jsonl")!r})
         assert not metrics.exists() or '"train"' not in metrics.read_text()
@@ -149,7 +149,7 @@ def test_one_that_fails_later_names_the_step(own: Own, capsys: pytest.CaptureFix
     ("name", "code"),
     [("Half", "train.schedule.code"), ("Signs", "train.optimizer.code"), ("Odd", "train.objective_code")],
 )
-def test_a_run_resumes_with_the_same_code_alone_and_a_finished_one_needs_none(
+def test_a_run_resumes_only_with_the_same_code_and_a_finished_one_needs_none(
     own: Own, capsys: pytest.CaptureFixture[str], name: str, code: str
 ) -> None:
     assert own.train(name) == 0

@@ -1,4 +1,4 @@
-"""Training on packed sequences: the same losses and gradients as on the documents alone."""
+"""Training on packed sequences: the losses and gradients equal those of separate documents."""
 
 import itertools
 from dataclasses import replace
@@ -30,13 +30,15 @@ def trainer_of(recipe: object, micro: int = 4) -> Trainer:
     made = recipe.model_copy(update={"train": settings})  # type: ignore[attr-defined]
     model = build_model(config_of(made, VOCABULARY, 0), 1)
     draw = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():  # matrices into the residual stream start at 0: nothing would be mixed
+    for parameter in model.parameters():  # the output projections start at 0, so that nothing would be mixed
         parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=draw))
     return Trainer(made, model.double(), devices.choose(settings), END, 2)
 
 
 def alone(trainer: Trainer, ids: list[int]) -> float:
-    """Nats of a document on its own: an end-of-text token and its tokens, each predicting the next, the last the end."""
+    """Return the nats of a separate document: end-of-text and its tokens, each of which predicts the next, the last one
+    end-of-text.
+    """
     inputs, targets = torch.tensor([[END, *ids]]), torch.tensor([*ids, END])
     logits = trainer.model.head.logits(trainer.model(inputs, None))[0]
     return float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
@@ -44,8 +46,8 @@ def alone(trainer: Trainer, ids: list[int]) -> float:
 
 @pytest.mark.parametrize("packing", ["best-fit", "document"])
 @torch.no_grad()
-def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packing: str) -> None:
-    """RELIABILITY row 28: relative 1e-6, document by document, with positions and attention that begin anew."""
+def test_packed_documents_have_the_losses_of_separate_ones(tmp_path: Path, packing: str) -> None:
+    """Row 28 of the reliability page: relative 1e-6 per document, with positions and attention restarted."""
     recipe = recipe_of(packing, 24, MASK)  # no document is longer
     loader, trainer = open_loader(recipe, store_of(tmp_path, recipe, TEXTS)), trainer_of(recipe)
     by_document: list[float] = []
@@ -77,8 +79,8 @@ def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "document"])
-def test_a_packed_run_from_text_to_report(prepared: Path, tmp_path: Path, packing: str) -> None:
-    """The command line: tokens, plan, training with a phase and a stop in it, evaluation, report, and the ledger."""
+def test_a_packed_run_end_to_end(prepared: Path, tmp_path: Path, packing: str) -> None:
+    """The command line: tokens, plan, training with a phase and a stop, evaluation, report, and the ledger."""
     from bessemer.cli import run_command
     from bessemer.run.files import read_json
 
@@ -113,7 +115,7 @@ def test_masked_training_on_packed_documents(tmp_path: Path, monkeypatch: pytest
     plain, batch = open_loader(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
     hidden = batch.targets >= 0
     assert np.array_equal(batch.targets[hidden], plain.inputs[hidden])
-    assert not hidden[plain.inputs == END].any()  # no padding, no end of a text
+    assert not hidden[plain.inputs == END].any()  # no padding and no end of a text
     assert np.array_equal(batch.starts, plain.starts)
     assert hidden.any(axis=1).sum() >= 7
     parts = task.held_out(recipe, store)
@@ -124,7 +126,7 @@ SCHEDULE = "[[tokens.schedule]]\nfrom = 0.55\nweights = {a = 1, b = 4}\n"
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
-def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) -> None:
+def test_the_audit_equals_a_count_of_the_batches(tmp_path: Path, packing: str) -> None:
     recipe = recipe_of(packing, more=SCHEDULE, steps=20, a="max_epochs = 3", b="")
     store = store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)})
     loader = open_loader(recipe, store)
@@ -153,7 +155,7 @@ def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) ->
     assert found["follows_the_order"]
 
 
-def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None:
+def test_a_reader_with_different_tokens_is_detected(tmp_path: Path) -> None:
     recipe = recipe_of("concatenate")
     loader = open_loader(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
     batch = loader.batch(0, 8)

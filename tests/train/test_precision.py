@@ -36,13 +36,14 @@ BITS = {"fp64": 52, "fp32": 23, "tf32": 10, "bf16": 7, "fp16": 10, "fp8": 3, "fp
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_a_matmul_keeps_the_bits_of_its_precision(name: str, kind: str) -> None:
     """Row p of the left operand has 1 + 2^-p, which b bits represent only for p <= b, and multiplies the identity. 1.75 in each
-    row makes the scale of fp8 a power of two, since its largest value is 1.75 x 2^8."""
+    row makes the scale of fp8 a power of two, since its largest value is 1.75 x 2^8.
+    """
     device, precision = torch.device(kind), PRECISIONS[name]
     if (kind == "cuda" and not torch.cuda.is_available()) or name not in available(device):
         pytest.skip("not on this device")
     torch.set_float32_matmul_precision("medium")  # as another library might
     precisions.apply_flags(precision)
-    size = 512 if kind == "cuda" else 64  # so large that tensor cores are used
+    size = 512 if kind == "cuda" else 64  # large enough for tensor cores
     x, powers = torch.zeros(size, size, dtype=precision.weights), torch.arange(1, 53 if name == "fp64" else 24)
     x[powers, powers] = 1.0 + torch.exp2(-powers.to(x.dtype))
     x[:, 0] = 1.75
@@ -65,7 +66,7 @@ def test_a_matmul_keeps_the_bits_of_its_precision(name: str, kind: str) -> None:
         ((9, 0), set(PRECISIONS)),
     ],
 )
-def test_a_device_gives_what_its_capability_allows(
+def test_precisions_follow_from_the_device_capability(
     capability: tuple[int, int], has: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: capability)
@@ -80,7 +81,7 @@ def test_a_device_gives_what_its_capability_allows(
                 chosen(name, cuda, "GPU")
 
 
-def test_a_cpu_has_all_but_tf32() -> None:
+def test_a_cpu_supports_all_precisions_except_tf32() -> None:
     assert chosen("auto", CPU, "a CPU").name == "fp32"
     assert set(available(CPU)) == PRECISIONS.keys() - {"tf32"}
     with pytest.raises(InputError, match=r"train\.precision"):
@@ -88,8 +89,8 @@ def test_a_cpu_has_all_but_tf32() -> None:
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp8-rowwise"])
-def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name: str) -> None:
-    """Weights and gradients stay fp32; the direction of the gradient is that of fp32."""
+def test_gradients_equal_those_of_fp32_within_rounding(recipe_file: Path, name: str) -> None:
+    """Weights and gradients stay fp32; the gradient's direction equals that of fp32."""
     full, narrow = trainer_of(recipe_file), trainer_of(recipe_file, f"train.precision={name}")
     loss, other = stats_of(full, batch()), stats_of(narrow, batch())
     assert other.loss == pytest.approx(loss.loss, rel=5e-3)
@@ -109,7 +110,7 @@ def test_held_out_text_is_scored_in_the_precision_of_training(recipe_file: Path)
     assert narrow_BS.dtype == torch.float32 and 1e-4 < difference < 0.2, difference
 
 
-def test_the_scale_halves_doubles_and_stops_at_one() -> None:
+def test_the_loss_scale_halves_doubles_and_stops_at_one() -> None:
     def after(scale: LossScale, norm: float, loss: float = 3.0) -> tuple[LossScale, bool]:
         numbers = (torch.tensor(one, dtype=torch.float64) for one in (loss, norm))
         found, overflow = next_scale(scale.to_tensor(CPU), *numbers)
@@ -131,7 +132,7 @@ def test_the_scale_halves_doubles_and_stops_at_one() -> None:
     assert after(scale, math.nan) == (LossScale(1.0, 0, 17), False), "no smaller scale helps"
 
 
-def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
+def test_an_overflow_skips_the_step_and_is_no_incident(recipe_file: Path) -> None:
     from bessemer.guard.detection import GuardReference
     from bessemer.guard.policy import GuardState, Verdict, judge
     from bessemer.recipe import Guard
@@ -176,19 +177,24 @@ def test_a_training_sets_the_kernels(runs: Path, recipe_file: Path) -> None:
 
 
 SCALINGS = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}
-FORMATS = {torch.float8_e4m3fn: (3, -6, 448.0), torch.float8_e5m2: (2, -14, 57344.0)}  # significand, exponent, largest
+FORMATS = {
+    torch.float8_e4m3fn: (3, -6, 448.0),
+    torch.float8_e5m2: (2, -14, 57344.0),
+}  # significand, exponent, largest value
 
 
 def rounded(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """float64 values rounded to the nearest value of an 8-bit format, ties to even, by the format's definition."""
+    """Round float64 values to the nearest value of an 8-bit format, ties to even, by the format's definition."""
     bits, least, largest = FORMATS[dtype]
     exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-300))), least)
     step = np.exp2(exponent - bits)
     return np.clip(np.round(x / step) * step, -largest, largest)
 
 
-def by_hand(a: torch.Tensor, b: torch.Tensor, types: tuple[torch.dtype, torch.dtype], scaling: str) -> np.ndarray:
-    """a @ b.T in float64 with both operands rounded to fp8."""
+def reference_product(
+    a: torch.Tensor, b: torch.Tensor, types: tuple[torch.dtype, torch.dtype], scaling: str
+) -> np.ndarray:
+    """Return a @ b.T in float64 with both operands rounded to fp8."""
     sides = []
     for tensor, dtype in zip((a, b), types, strict=True):
         x = tensor.double().numpy()
@@ -200,7 +206,7 @@ def by_hand(a: torch.Tensor, b: torch.Tensor, types: tuple[torch.dtype, torch.dt
 
 
 def close(found: torch.Tensor, wanted: np.ndarray, share: float = 5e-3) -> None:
-    """Within bf16's rounding of the result, and far closer than fp8's own rounding (6%) would let it be by chance."""
+    """Compare within bf16's rounding of the result, far closer than fp8's own rounding (6%) would allow by chance."""
     assert np.abs(found.double().numpy() - wanted).max() <= share * np.abs(wanted).max()
 
 
@@ -209,7 +215,7 @@ def linear(scaling: str, device: str = "cpu") -> Any:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_product_and_gradients_are_those_of_rounded_operands(scaling: str) -> None:
+def test_product_and_gradients_equal_those_of_rounded_operands(scaling: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 16, 64, generator=draw).bfloat16().requires_grad_()
     weight, bias = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_(), torch.randn(48, generator=draw)
@@ -222,11 +228,11 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: str) -> No
     back = e4m3 if scaling == "rowwise" else torch.float8_e5m2
     x_NI, gradient_NO, w = x.detach().flatten(0, 1), gradient.flatten(0, 1), weight.detach()
     assert y.dtype == x.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
-    wanted = by_hand(x_NI, w, (e4m3, e4m3), scaling)
+    wanted = reference_product(x_NI, w, (e4m3, e4m3), scaling)
     error = np.abs(y.detach().flatten(0, 1).double().numpy() - wanted)
     assert (error <= 2.0**-8 * np.abs(wanted) + 1e-5).all(), "rounded to bf16 once, at the end"
-    close(x.grad.flatten(0, 1), by_hand(gradient_NO, w.T, (back, e4m3), scaling))
-    close(weight.grad, by_hand(gradient_NO.T, x_NI.T, (back, e4m3), scaling))
+    close(x.grad.flatten(0, 1), reference_product(gradient_NO, w.T, (back, e4m3), scaling))
+    close(weight.grad, reference_product(gradient_NO.T, x_NI.T, (back, e4m3), scaling))
     exact = (x_NI.double() @ w.double().T).numpy()
     off = np.abs(y.detach().flatten(0, 1).double().numpy() - exact).max() / np.abs(exact).max()
     assert 0.005 < off < 0.1, "it really is rounded to 3 bits"
@@ -235,7 +241,7 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: str) -> No
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_zeros_give_zeros_and_values_that_are_not_finite_stay_so(scaling: str) -> None:
+def test_zeros_give_zeros_and_non_finite_values_are_kept(scaling: str) -> None:
     weight = torch.randn(16, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not linear(scaling)(torch.zeros(16, 32), weight, None).any()
@@ -263,7 +269,7 @@ def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ({"tensor": 4, "heads": 4, "kv_heads": 4, "mlp_width": 96}, 4, "model.mlp_width / parallel.tensor = 24"),
     ],
 )
-def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: int, said: str) -> None:
+def test_unsuitable_dimensions_are_named(changes: dict[str, int], micro: int, said: str) -> None:
     values = dict(
         vocabulary=100, layers=1, width=64, heads=2, kv_heads=2, head_dim=32, mlp_width=128, sequence_length=16
     )
@@ -279,7 +285,7 @@ def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: in
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
 )
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_gpu_gives_the_product_of_rounded_operands(scaling: str) -> None:
+def test_fp8_on_a_gpu_equals_the_product_of_rounded_operands(scaling: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(64, 128, generator=draw).bfloat16(), torch.randn(48, 128, generator=draw)
     there, w = x.cuda().requires_grad_(), weight.cuda().requires_grad_()
@@ -287,8 +293,8 @@ def test_a_gpu_gives_the_product_of_rounded_operands(scaling: str) -> None:
         y = linear(scaling, "cuda")(there, w, None)
     y.backward(torch.ones_like(y))
     e4m3 = torch.float8_e4m3fn
-    close(y.detach().cpu(), by_hand(x, weight, (e4m3, e4m3), scaling), 1e-2)
-    close(w.grad.cpu(), by_hand(torch.ones(48, 64), x.T, (e4m3, e4m3), scaling), 1e-2)
+    close(y.detach().cpu(), reference_product(x, weight, (e4m3, e4m3), scaling), 1e-2)
+    close(w.grad.cpu(), reference_product(torch.ones(48, 64), x.T, (e4m3, e4m3), scaling), 1e-2)
 
 
 @pytest.fixture
@@ -296,7 +302,7 @@ def recipe(recipe_file: Path) -> Recipe:
     return recipe_defaults.resolve(load(recipe_file), 400)
 
 
-def test_flags_of_the_processor_say_whether_it_has_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_flags_show_whether_it_has_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     for flags, expected in (
         ("fpu avx2 avx512f", (False, False)),
         ("avx512f avx512_bf16", (True, False)),
@@ -309,7 +315,7 @@ def test_flags_of_the_processor_say_whether_it_has_units(monkeypatch: pytest.Mon
 
 @dataclasses.dataclass
 class ScriptedTrainer:
-    """A trainer whose micro-batches take the scripted seconds, one after the other, and then the last ones."""
+    """A trainer whose micro-batches take the scripted seconds in turn, and then the last ones."""
 
     settings: Train
     device: Device
@@ -327,7 +333,7 @@ class ScriptedTrainer:
 
 @pytest.mark.parametrize("seconds", [[0.9, 0.2], [0.9, 7200.0]])
 def test_a_step_is_timed_as_a_whole(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
-    """The median of whole steps after a warm-up; of steps of hours one is enough."""
+    """The result is the median of whole steps after a warm-up; for steps of hours a single one."""
     device, config = devices.choose(recipe.train), model_config(recipe, 400)
     assert recipe.train.global_batch_tokens and recipe.train.micro_batch
     num_micro_batches = recipe.train.global_batch_tokens // config.sequence_length // recipe.train.micro_batch
@@ -345,7 +351,7 @@ def trained(runs: Path) -> tuple[str, list[float]]:
     return load(runs / "small").train.precision, [losses[step] for step in sorted(losses)]
 
 
-def test_a_run_keeps_what_was_chosen_at_its_start(
+def test_a_run_keeps_the_precision_chosen_at_its_start(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = f"run.dir={runs}", "train.log_every=1", "train.schedule.kind=constant", "train.steps=8"
@@ -354,12 +360,12 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     assert run_command(["train", str(recipe_file), *sets]) == 0
     assert "train.precision = bf16" in capsys.readouterr().err
     assert trained(runs)[0] == "bf16"
-    monkeypatch.setattr(precision, "has_units", lambda name: False)  # another machine would choose otherwise
+    monkeypatch.setattr(precision, "has_units", lambda name: False)  # another machine would choose differently
     assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
     capsys.readouterr()
     name, losses = trained(runs)
     assert name == "bf16" and len(losses) == 10
-    # Asked for by name and trained anew it computes the same; asking for another is another recipe.
+    # Requested by name and trained again it computes the same; requesting another value is another recipe.
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=fp32"]) == 2
     assert "train.precision" in capsys.readouterr().err
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0

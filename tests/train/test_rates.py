@@ -33,10 +33,10 @@ def test_a_step_above_the_measured_peak_raises_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("has_both", [True, False])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_precision_of_the_step(
+def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_steps_precision(
     precision: str, dtype: torch.dtype, has_both: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where steps use torch's library, that one alone is timed."""
+    """If steps use torch's library, only that one is timed."""
     best = 4e9
     rate_of = {("steps", 256): 1e9, ("torch", 256): 2e9, ("steps", 512): best, ("torch", 512): 3e9}
 
@@ -56,7 +56,7 @@ def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_precision_of_the_ste
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 300])
-def test_records_are_those_of_tensorboards_writer(size: int) -> None:
+def test_records_equal_those_of_tensorboards_writer(size: int) -> None:
     data, written = bytes(n * 37 % 251 for n in range(size)), io.BytesIO()
     RecordWriter(written).write(data)
     assert rates.record(data) == written.getvalue()
@@ -75,7 +75,7 @@ class Lines:
 
 
 class Mesh(ProcessMesh):
-    """Rank 0 of four, of which rank 2 needs longer."""
+    """Mesh of rank 0 of four, of which rank 2 is slower."""
 
     is_single = False  # type: ignore[assignment]
 
@@ -104,7 +104,7 @@ def test_cpus_and_single_processes_are_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_steps", "profiled"), [(1, 1), (3, 2), (6, 3), (14, 3)])
-def test_a_few_steps_are_profiled_however_short_the_session(
+def test_a_few_steps_are_profiled_even_in_a_short_session(
     recipe_file: Path, tmp_path: Path, num_steps: int, profiled: int
 ) -> None:
     trainer = trainer_of(recipe_file)
@@ -117,7 +117,7 @@ def test_a_few_steps_are_profiled_however_short_the_session(
     assert len([event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]) == profiled
 
 
-def test_a_profiled_training_has_the_same_weights(
+def test_profiling_does_not_change_the_weights(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = f"run.dir={runs}", "train.steps=10", "model.layers=1", "report.tensorboard=false"

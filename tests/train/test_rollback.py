@@ -1,4 +1,4 @@
-"""Runs that heal: poisoned data, faults of the machine, kills in the middle of it, and the journal that repeats it."""
+"""Automatic recovery: poisoned data, machine faults, kills during recovery, and the journal that replays it."""
 
 import json
 import math
@@ -36,7 +36,7 @@ from tests.train.faulty_runs import (
     train,
 )
 
-POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
+POISONED = range(8 * 70, 8 * 82)  # samples of steps 71 to 82
 
 
 pytestmark = pytest.mark.usefixtures("fixed_step_time")
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 @contextmanager
 def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> Iterator[None]:
-    """A kill before or after the first call of a function."""
+    """Kill the process before or after the first call of a function."""
     honest = getattr(owner, name)
 
     def dies(*arguments: Any, **more: Any) -> Any:
@@ -59,7 +59,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: boo
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """The batches that are trained on."""
+    """Return the batches that are trained on."""
     return record_batches(monkeypatch)
 
 
@@ -118,7 +118,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
         (Journal, "add_rollback", True),
     ),
 )
-def test_a_kill_during_a_rollback_changes_nothing(
+def test_a_kill_during_a_rollback_does_not_change_the_run(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     poison(monkeypatch, lambda first: first in POISONED)
@@ -140,12 +140,12 @@ def test_a_kill_during_a_rollback_changes_nothing(
         assert ours == theirs, kind
 
 
-def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
+def test_the_journal_replays_a_run_without_its_faults(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A single step that is not finite, and later three in a row, to which the response is a rollback.
+    """A single non-finite step, and later three in a row, to which the response is a rollback.
 
-    Without its journal the run is refused: nothing else says which data it skipped.
+    Without its journal the run is an error: nothing else records which data it skipped.
     """
     again, kind = copied(runs, "again"), "train.schedule.kind=constant"
     with monkeypatch.context() as patch:
@@ -161,7 +161,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert (taken_over["what"], taken_over["step"], taken_over["rollback"]) == ("nonfinite", 63, 1)
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
     kept = (folder / "incidents.jsonl").read_text()
-    (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one's
+    (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one
     longer = copied(runs, "longer")
     train(recipe_file, longer, kind, f"train.steps={STEPS + 10}")
     (found,) = [row for row in incidents(longer / "small") if "rollback" in row]
@@ -172,7 +172,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     train(recipe_file, runs, kind, f"train.steps={STEPS + 10}", expected=2)
     assert "journal.jsonl: lines are missing" in capsys.readouterr().err
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
-    shutil.rmtree(folder / "checkpoints")  # of a run that has no checkpoint which knows
+    shutil.rmtree(folder / "checkpoints")  # of a run without a checkpoint that has the state
     (folder / "mixture.json").unlink()
     train(recipe_file, runs, kind, expected=2)
     assert "no checkpoint of this run is there" in capsys.readouterr().err, "it does not begin at step 1 again"
@@ -181,10 +181,10 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert "journal.jsonl: lines are missing" in capsys.readouterr().err
 
 
-def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
+def test_endless_bad_data_stops_the_run_with_a_report(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every step from 61 on is not finite, wherever the run goes. A new run starts from the checkpoint before that."""
+    """Every step from 61 on is non-finite, wherever the run continues. A new run starts from the checkpoint before that."""
     with monkeypatch.context() as patch:
         change_steps(patch, lambda trainer, batch, found: (
             replace(found, loss=found.loss * math.nan) if batch.first >= 8 * 60 else found))  # fmt: skip
@@ -231,7 +231,7 @@ def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
     assert rows[71]["loss"] < rows[69]["loss"] + 0.5
 
 
-def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe_file: Path) -> None:
+def test_a_new_phase_of_the_mixture_resets_the_windows(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file)
     text = recipe_file.read_text()
     text += "\n[[tokens.schedule]]\nfrom = 0.0\nweights = { prose = 1, code = 0 }\n"
@@ -252,7 +252,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_damaged_batch_is_data_and_the_run_is_only_read(
+def test_a_damaged_batch_is_classified_as_data_without_changing_the_run(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     poison(monkeypatch, lambda first: first == 8 * 70)
@@ -275,7 +275,9 @@ def test_a_damaged_batch_is_data_and_the_run_is_only_read(
 
 
 @pytest.mark.fault(22)
-def test_a_fault_of_the_machine_is_transient(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_fault_is_classified_as_transient(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         faulty(patch, lambda call: call == 54)
         folder = train(recipe_file, runs, "train.steps=70")
@@ -287,14 +289,14 @@ def test_a_fault_of_the_machine_is_transient(runs: Path, recipe_file: Path, monk
 def test_a_rolled_back_step_is_replayed_as_it_was(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps 71 to 82 hold noise; the run goes back and passes over them, and so no longer has the batches of its alarm."""
+    """Steps 71 to 82 are noise; the run rolls back and skips them, so that it no longer has the batches of its alarm."""
     poison(monkeypatch, lambda first: first in range(8 * 70, 8 * 82))
     folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
     (incident,) = (row for row in read_json_lines(folder / "incidents.jsonl") if "rollback" in row)
     found = replayed(folder, incident["onset"])
     assert found["kind"] == "data" and next(iter(found["sequences"])) in range(8 * 70, 8 * 82)
     assert found["figures"]["recorded"] == found["figures"]["again"]
-    # Damaged tokens and a cut journal are rejected.
+    # Damaged tokens and a truncated journal are errors.
     journal, shard = folder / "journal.jsonl", folder / "tokens" / "prose-train-00000.bin"
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-40])
@@ -305,7 +307,7 @@ def test_a_rolled_back_step_is_replayed_as_it_was(
     assert "prose-train-00000.bin" in capsys.readouterr().err
 
 
-def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
+def test_ruined_weights_are_classified_as_state(runs: Path, recipe_file: Path) -> None:
     sets = [f"run.dir={runs}", "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0"]
     sets += ["train.optimizer.kind=lion"]
     assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
@@ -316,7 +318,9 @@ def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
         assert found["incident"] == incident and found["figures"]["recorded"] == found["figures"]["again"]
 
 
-def test_what_more_precision_fixes_is_numerics(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_fixed_by_more_precision_are_classified_as_numerics(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def overflow(trainer: Trainer, batch: Batch, found: DeviceStats) -> DeviceStats:
         overflows = trainer.device.precision.name == "fp32" and batch.first == 8 * 50
         return replace(found, grad_norm=found.grad_norm * math.nan) if overflows else found

@@ -1,5 +1,8 @@
-"""Steps whose numbers the host reads every train.log_every steps. They must train as steps that are read one by one, fault for
-fault and bit for bit. Nothing is read in between: on torch's meta device, whose values nothing can read, and in a training."""
+"""Steps whose statistics the host reads only every train.log_every steps.
+
+They must train like steps that are read one by one, including faults, bit for bit. Nothing is read in between: checked on torch's
+meta device, whose values cannot be read, and in a training.
+"""
 
 import contextlib
 import math
@@ -38,7 +41,7 @@ from tests.distributed.processes import run_on
 from tests.train.faulty_runs import copied, poison, train
 from tests.train.small_trainer import batch, trainer_of
 
-# Of time and memory; the recipe of a checkpoint names the folder.
+# Time and memory differ; the recipe of a checkpoint names the folder.
 UNEQUAL = {"time", "seconds", "step_seconds", "tokens_per_second", "mfu", "hfu", "data_wait", "memory_bytes", "peak_flops",
            "planned", "measured", "by_rank", "validation", "saving", "places", "recipe",
            "recipe_toml"}  # fmt: skip
@@ -70,7 +73,7 @@ def break_gradients(patch: pytest.MonkeyPatch, factors: dict[int, float]) -> Non
 
 
 def what_is_left(folder: Path) -> dict[str, Any]:
-    """All that a run writes and that must be equal: logs, and checkpoints by the hashes of their files and by their facts."""
+    """Return everything a run writes that must be equal: logs, and checkpoints by file hashes and facts."""
 
     def equal(row: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in row.items() if key not in UNEQUAL}
@@ -93,7 +96,7 @@ def require_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def without_limits(found: dict[str, Any]) -> dict[str, Any]:
-    """What a run left that does not depend on train.log_every."""
+    """Return the results of a run that do not depend on train.log_every."""
     for name, value in found.items():
         if name.startswith("step-"):
             value[1]["guard"]["history"].pop("limits")
@@ -113,10 +116,10 @@ def without_limits(found: dict[str, Any]) -> dict[str, Any]:
     ),
     ids=lambda sets: sets[-1],
 )
-def test_a_run_with_faults_is_the_same_bit_for_bit(
+def test_a_run_with_faults_is_equal_bit_for_bit(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, sets: list[str]
 ) -> None:
-    """Two updates that are not finite, a spike, a poisoned range that is rolled back; checkpoints, watched steps, validations."""
+    """Two non-finite updates, a spike, a poisoned range that is rolled back; checkpoints, watched steps, validations."""
     break_gradients(monkeypatch, FAULTS)
     poison(monkeypatch, lambda first: first in POISONED)
     sets = ["train.steps=100", "train.validate_every=25", *sets]
@@ -133,7 +136,7 @@ def test_a_run_with_faults_is_the_same_bit_for_bit(
 
 
 def stop_at(patch: pytest.MonkeyPatch, first: int) -> None:
-    """Have a signal come in the step of the batch with this first sample."""
+    """Send a signal in the step of the batch with this first sample."""
     honest = Trainer._micro_batches
 
     def interrupted(self: Trainer, batch: Batch) -> Any:
@@ -144,7 +147,7 @@ def stop_at(patch: pytest.MonkeyPatch, first: int) -> None:
     patch.setattr(Trainer, "_micro_batches", interrupted)
 
 
-def test_a_stop_between_logged_steps_and_a_resume_change_nothing(
+def test_a_stop_between_logged_steps_does_not_change_the_run(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_gradients(monkeypatch, FAULTS)
@@ -166,7 +169,7 @@ def test_a_stop_between_logged_steps_and_a_resume_change_nothing(
 
 
 class CountingDevice(Device):
-    """Counts the reads of tensors of the device."""
+    """Device that counts reads of its tensors."""
 
     def read(self, values: torch.Tensor) -> torch.Tensor:
         EVENTS.append("read")
@@ -177,7 +180,7 @@ EVENTS: list[str] = []
 
 
 class Waits(TorchDispatchMode):
-    """Records in EVENTS the collectives of a group, and the scalars that leave tensors."""
+    """Dispatch mode that records in EVENTS the collectives of a group, and the scalars read from tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -195,7 +198,7 @@ class Waits(TorchDispatchMode):
 
 
 def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
-    """Train a run on this process of the group. Returns what waited for the device or for other hosts, by step."""
+    """Train a run on this process of the group and return by step the waits for the device and for other hosts."""
     mesh, waits = join(layout, torch.device("cpu")), dict[int, list[str]]()
     spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout, 0)
     run = linked(Path(folder), "run", mesh)
@@ -234,7 +237,7 @@ def test_two_processes_wait_for_nothing_between_logged_steps(runs: Path, recipe_
 
 
 def linked(folder: Path, name: str, mesh: ProcessMesh) -> RunDirectory:
-    """Another run directory with the tokens and the recipe of this one. Collective."""
+    """Create another run directory with the tokens and the recipe of this one. Collective."""
     run = RunDirectory(folder.with_name(name))
     if mesh.is_main:
         run.path.mkdir()
@@ -274,11 +277,11 @@ LAYOUTS += [(Parallel(shard=2), 54)]
         else str(value)
     ),
 )
-def test_two_processes_are_the_same_bit_for_bit(runs: Path, recipe_file: Path, layout: Parallel, steps: int) -> None:
+def test_two_processes_are_equal_bit_for_bit(runs: Path, recipe_file: Path, layout: Parallel, steps: int) -> None:
     sets = (
         "model.layers=2",
         "model.kv_heads=2",
-        f"train.micro_batch={4 if layout.tensor == 2 else 2}",  # its collectives are the costliest
+        f"train.micro_batch={4 if layout.tensor == 2 else 2}",  # its collectives are the most expensive
         "guard.compare_replicas_every=15",
         "train.ema=0.9",
     )
@@ -290,8 +293,10 @@ def test_two_processes_are_the_same_bit_for_bit(runs: Path, recipe_file: Path, l
 
 
 class Unreadable(TorchDispatchMode):
-    """Raises where tensors of the CPU and of the device meet, but in a copy to the device that the host does not wait for. Scalars
-    of the CPU are arguments of a kernel."""
+    """Dispatch mode that raises if tensors of the CPU and of the device meet, except in an asynchronous copy to the device.
+
+    Scalars on the CPU are allowed as arguments of a kernel.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out, kwargs = func(*args, **(kwargs or {})), kwargs or {}
@@ -303,7 +308,7 @@ class Unreadable(TorchDispatchMode):
 
 
 def on_meta(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> Trainer:
-    """A trainer whose weights have no values: whatever reads one raises."""
+    """Return a trainer whose weights have no values: reading one raises."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # torch has no autocast there
     monkeypatch.setattr(torch, "autocast", lambda *arguments, **more: contextlib.nullcontext())
     monkeypatch.setattr("tests.train.small_trainer.choose", lambda train: Device(
@@ -332,7 +337,7 @@ def test_a_step_reads_nothing(recipe_file: Path, monkeypatch: pytest.MonkeyPatch
         float(stats.loss)
 
 
-def test_an_update_is_skipped_where_loss_and_norm_exceed_both_limits(recipe_file: Path) -> None:
+def test_an_update_is_skipped_if_loss_and_norm_exceed_their_limits(recipe_file: Path) -> None:
     trainer = trainer_of(recipe_file)
     found = trainer.forward_backward(batch())
     [stats] = trainer.read([found])
@@ -352,10 +357,10 @@ def test_an_update_is_skipped_where_loss_and_norm_exceed_both_limits(recipe_file
 @pytest.mark.parametrize(
     "sets", [(), ("train.ema=0.9",), ("tokens.document_mask=true",), ("train.micro_batch=2", "train.precision=fp16")]
 )
-def test_a_gpu_is_not_waited_for(bare_recipe: Path, sets: tuple[str, ...]) -> None:
+def test_a_step_does_not_wait_for_the_gpu(bare_recipe: Path, sets: tuple[str, ...]) -> None:
     trainer = trainer_of(bare_recipe, "train.device=cuda", *sets)
     scale, found = None, []
-    for step in range(2):  # what is compiled and allocated once
+    for step in range(2):  # compiles and allocates once
         trainer.update(step, trainer.forward_backward(batch(), scale).grad_norm)
     scale = LossScale().to_tensor(trainer.device.torch_device)
     for step in range(2, 5):

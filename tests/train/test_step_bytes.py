@@ -1,4 +1,4 @@
-"""The formulas of memory and of communication are what a step takes: on fake tensors, and on two processes."""
+"""The formulas of memory and communication equal those of a step: on fake tensors, and on two processes."""
 
 import weakref
 from collections import Counter
@@ -73,7 +73,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", long_but(list(LAYOUTS), "zero3", "fsdp2 tp2", "pp2", "uneven", "muon"))
-def test_a_step_takes_what_the_formulas_say(name: str) -> None:
+def test_memory_and_communication_of_a_step_equal_the_formulas(name: str) -> None:
     layout = LAYOUTS[name]
     recipe, config = recipe_of(layout, loss_chunk=128)
     if name == "muon":
@@ -111,8 +111,8 @@ def real(layout: Parallel) -> StepBytes:
 
 
 @pytest.mark.parametrize("zero", long_but([0, 1, 2, 3], 0, 3))
-def test_two_processes_hold_and_send_what_the_formula_of_their_zero_stage_says(zero: int) -> None:
-    """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
+def test_memory_and_communication_of_two_processes_equal_the_formulas_of_their_zero_stage(zero: int) -> None:
+    """Bytes per parameter in fp32 (Rajbhandari et al. 2020, section 5, with sharded masters): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
     recipe, config = recipe_of(layout)
     planned = planned_bytes(recipe.train, layout, config, PRECISIONS["fp32"].sent_bytes, recomputed_total=config.layers)
@@ -120,7 +120,7 @@ def test_two_processes_hold_and_send_what_the_formula_of_their_zero_stage_says(z
         assert held.between == pytest.approx(
             16 * config.parameters if not zero else 12 * config.parameters / 2, rel=0.05
         )
-        # A reduce-scatter that is still under way holds the gradients of its block.
+        # A reduce-scatter in progress keeps the gradients of its block.
         assert held.after_backward == pytest.approx(16 * config.parameters / (2 if zero else 1), rel=0.15)
         assert {kind: 2 * number for kind, number in held.sent.items()} == planned
 
@@ -129,7 +129,7 @@ FP32 = ElementBytes(4)
 
 
 class Storages(TorchDispatchMode):
-    """Remembers every storage that an operator makes, and which of them are still held."""
+    """Dispatch mode that remembers every storage of an operator, and which of them are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def held_after_forward(wanted: ModelConfig, mode: str, blocks: int, precision: s
 @pytest.mark.parametrize(
     ("precision", "mode"), [("fp32", "full"), ("fp32", "selective"), ("bf16", "full"), ("bf16", "selective")]
 )
-def test_losses_and_gradients_are_bit_for_bit_those_without(
+def test_recompute_does_not_change_losses_and_gradients(
     recipe_file: Path, family: str, precision: str, mode: str
 ) -> None:
     shared = [f"train.precision={precision}", f"model.family={family}", "tokens.document_mask=true"]
@@ -206,18 +206,18 @@ def test_fp8_recomputes_to_the_same_bits(recipe_file: Path, mode: str) -> None:
     "changes", [{}, {"kv_heads": 2, "qk_norm": "none"}, {"norm_position": "output", "qk_norm": "full"}]
 )
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, Any], mode: str) -> None:
-    """Counted from the storages still held after a forward pass, by what one more block adds."""
+def test_memory_of_a_recomputed_block_equals_the_plan(changes: dict[str, Any], mode: str) -> None:
+    """Counted from the storages alive after a forward pass, by the increase for one more block."""
     deep, shallow = (
         held_after_forward(CONFIG.with_changes(**changes, layers=layers), mode, layers) for layers in (4, 2)
     )
-    measured = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
+    measured = (deep - shallow) / 2 / (2 * 128) / 4  # elements per token and block
     assert measured == pytest.approx(checkpointed_elements_per_block(mode, CONFIG.with_changes(**changes)), rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modernbert"])
-def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
-    """Of the masks as the plan says; attention with dropped weights keeps no more than fused attention does."""
+def test_dropout_keeps_a_byte_per_element_and_no_scores(family: str) -> None:
+    """Masks as in the plan; attention with dropped weights keeps no more than fused attention."""
     size = {"kv_heads": 4, "head_dim": 64, "window": 0, "global_every": 0}
 
     def held(layers: int, rates: Dropout) -> int:
@@ -264,8 +264,8 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"norm_position": "output", "qk_norm": "full"}, {"activation": "gelu", "gated": False}]
 )
-def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products of a backward pass with recompute, less those without; attention is counted by hand."""
+def test_recomputed_flops_equal_those_torch_counts(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products of a backward pass with recompute, minus those without; attention is counted manually."""
     from torch.utils.flop_counter import FlopCounterMode
 
     monkeypatch.setattr(product, "prefers_onednn", lambda: False)  # torch does not count oneDNN's products
@@ -294,9 +294,12 @@ def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkey
     [("fp32", "none", False), ("fp32", "selective", False), ("fp32", "full", False), ("fp32", "full", True),
      ("bf16", "full", False), ("bf16", "full", True)],
 )  # fmt: skip
-def test_the_peak_of_a_process_alone_is_the_plans(precision: str, mode: str, tied: bool) -> None:
-    """Live bytes of a step of two micro-batches. Recompute leaves the gradient of the head, which waits for that of a tied embedding,
-    and in bf16 the casts of the weights and the gradients that are added after a micro-batch."""
+def test_the_peak_of_a_single_process_equals_the_plan(precision: str, mode: str, tied: bool) -> None:
+    """Live bytes of a step of two micro-batches.
+
+    Recompute keeps the gradient of the head, which waits for that of a tied embedding. bf16 also keeps the casts of the weights
+    and the gradients that are added after a micro-batch.
+    """
     settings = train(f"train.recompute={mode}", f"train.precision={precision}", "train.loss_chunk=32", "train.micro_batch=2",
                      "train.global_batch_tokens=512", "train.optimizer.learning_rate=0.01",
                      "train.optimizer.betas=[0.9, 0.95]")  # fmt: skip
@@ -305,5 +308,5 @@ def test_the_peak_of_a_process_alone_is_the_plans(precision: str, mode: str, tie
     built = parallelize.parallelize(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
     peak = watch_step(settings, Parallel(), shape, *built).peak
     planned = peak_memory(settings, Parallel(), shape, device.precision.element_bytes, recomputed_per_rank=blocks)
-    # In bf16 what a norm widens counts among the fitted holes of the heap.
+    # In bf16 the tensors that a norm widens count among the fitted gaps of the heap.
     assert planned.total - planned.fragmentation == pytest.approx(peak, rel=0.03 if precision == "fp32" else 0.06)

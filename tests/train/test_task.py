@@ -1,4 +1,4 @@
-"""Each objective's loss and gradients against a plain computation over full logits, and what it leaves alone."""
+"""Each objective's loss and gradients compared with a plain computation over full logits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_the_masked_loss_is_the_mean_over_hidden_tokens(recipe_file: Path, mask:
 
 
 def batch_with_holes() -> Batch:
-    """Unequal and even zero valid targets."""
+    """Return a batch with unequal numbers of valid targets, including zero."""
     data = batch()
     targets = data.targets.copy()
     targets[0, :20], targets[3] = -1, -1
@@ -91,8 +91,8 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(
 
 @pytest.mark.parametrize("family", [(), ENCODER, ("model.family=bert", "model.kv_heads=2")])
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])
-def test_a_text_is_classed_as_if_it_stood_alone(recipe_file: Path, family: tuple[str, ...], pooling: str) -> None:
-    """The loss is the mean over texts, each seen without its padding."""
+def test_padding_does_not_change_the_class_of_a_text(recipe_file: Path, family: tuple[str, ...], pooling: str) -> None:
+    """The loss is the mean over texts, each without its padding."""
     trainer, data = trainer_of(recipe_file, *CLASSIFY, *family, f"train.classify.pooling={pooling}"), labelled_batch()
     assert trainer.model.config.pooling == pooling
     found = stats_of(trainer, data)
@@ -109,7 +109,7 @@ def test_a_text_is_classed_as_if_it_stood_alone(recipe_file: Path, family: tuple
 
 
 @pytest.mark.parametrize("family", [(), ENCODER])
-def test_a_frozen_transformer_has_no_gradients_no_state_and_does_not_move(
+def test_a_frozen_transformer_has_no_gradients_no_state_and_no_updates(
     recipe_file: Path, family: tuple[str, ...]
 ) -> None:
     trainer = trainer_of(recipe_file, *CLASSIFY, *family, "train.classify.frozen=true")
@@ -132,7 +132,7 @@ def test_a_frozen_transformer_has_no_gradients_no_state_and_does_not_move(
     assert moved <= set(heads) and "classifier.weight" in moved
 
 
-def test_validation_of_hidden_tokens_by_hand(recipe_file: Path) -> None:
+def test_validation_of_hidden_tokens_equals_manual_values(recipe_file: Path) -> None:
     trainer, data = trainer_of(recipe_file, *MASKED, "train.micro_batch=2", "train.loss_chunk=3"), masked_batch()
     part = HeldOut("code", data.inputs, data.targets, np.ones(8, dtype=np.int64))
     found = validate(trainer, [part])
@@ -148,7 +148,7 @@ def test_validation_of_hidden_tokens_by_hand(recipe_file: Path) -> None:
     assert "bits_per_byte" not in found.metrics
 
 
-def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Path) -> None:
+def test_validation_of_a_classifier_gives_its_confusion_matrix(recipe_file: Path) -> None:
     trainer, data = trainer_of(recipe_file, *CLASSIFY, "train.micro_batch=4"), labelled_batch()
     with torch.no_grad():
         inputs = torch.from_numpy(data.inputs)
@@ -165,7 +165,7 @@ def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Pa
     assert found.tokens == 8
 
 
-def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
+def test_an_objective_for_the_other_kind_of_model_is_an_error(recipe_file: Path) -> None:
     decoder, encoder = (resolve(load(recipe_file, sets), VOCABULARY) for sets in ((), MASKED))
     with pytest.raises(InputError, match=r"train\.objective: causal"):
         require_objective(decoder, config_of(encoder, VOCABULARY, 0))
@@ -174,14 +174,14 @@ def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", [(), MASKED, CLASSIFY])
-def test_a_made_up_batch_is_work_for_a_step(recipe_file: Path, objective: tuple[str, ...]) -> None:
+def test_a_generated_batch_can_be_trained_on(recipe_file: Path, objective: tuple[str, ...]) -> None:
     trainer = trainer_of(recipe_file, *objective)
     found = stats_of(trainer, trainer.task.made_up(np.random.default_rng(0), 4, trainer.model.config))
     assert np.isfinite(found.loss) and found.grad_norm > 0
 
 
 def test_flops_of_an_objective(recipe_file: Path) -> None:
-    """Hidden tokens alone meet the output matrix; a frozen transformer only goes forward."""
+    """Only hidden tokens multiply the output matrix; a frozen transformer has only the forward pass."""
     masked, frozen = load(recipe_file, MASKED), load(recipe_file, [*CLASSIFY, "train.classify.frozen=true"])
     config = config_of(resolve(masked, VOCABULARY), VOCABULARY, 0)
     saved = 6 * 0.85 * (VOCABULARY * 32 + 32 * 32)
@@ -210,7 +210,7 @@ def text(length: int = 200, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("share", [0.15, 0.3, 0.5])
 @pytest.mark.parametrize("length", [200, 50, 7])
-def test_exactly_the_share_is_hidden(share: float, length: int) -> None:
+def test_exactly_the_given_share_is_hidden(share: float, length: int) -> None:
     ids = text(length)
     wanted = max(round(share * int((ids != END).sum())), 1)
     for sample in range(50):
@@ -223,8 +223,10 @@ def test_exactly_the_share_is_hidden(share: float, length: int) -> None:
         assert not hidden[ids == END].any()
 
 
-def test_eighty_ten_ten() -> None:
-    """Of many hidden tokens: within five standard deviations of a binomial law, and random tokens over all ordinary ids."""
+def test_hidden_tokens_are_masked_random_and_kept_by_eighty_ten_ten() -> None:
+    """Among many hidden tokens the shares are within five standard deviations of a binomial law, with random tokens over all
+    ordinary ids.
+    """
     ids, one = text(), masker(mode="bert")
     masked = other = kept = 0
     seen = np.zeros(NUM_IDS, dtype=np.int64)
@@ -239,7 +241,7 @@ def test_eighty_ten_ten() -> None:
         assert (inputs == END).sum() == (ids == END).sum()
     total = masked + other + kept
     assert total == 4000 * round(0.15 * 196)
-    # A random token is the true one once in 498 times: it counts as kept.
+    # A random token equals the true one once in 498 times and then counts as kept.
     for found, share in ((masked, 0.8), (other, 0.1 * 497 / 498), (kept, 0.1 + 0.1 / 498)):
         assert abs(found - share * total) <= 5 * (total * share * (1 - share)) ** 0.5
     assert seen[:2].sum() == 0
@@ -249,8 +251,8 @@ def test_eighty_ten_ten() -> None:
     ) ** 0.5  # chi-squared over the vocabulary
 
 
-def test_the_draws_are_philox_by_hand() -> None:
-    """The hidden places are those of the smallest raw numbers, so no library's notion of a shuffle comes in."""
+def test_the_draws_equal_philox() -> None:
+    """Hidden positions are those of the smallest raw numbers, so that no library's shuffle is involved."""
     ids = text()
     candidates = np.flatnonzero(ids != END)
     raw = np.random.Philox(key=np.array([5, 77], dtype=np.uint64)).random_raw(len(candidates)).tolist()
@@ -259,7 +261,7 @@ def test_the_draws_are_philox_by_hand() -> None:
     assert np.flatnonzero(masker().example(77, ids, ids)[1] >= 0).tolist() == wanted
 
 
-def test_whole_words_are_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_words_are_hidden_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = np.arange(NUM_IDS) % 3 == 0  # every third id begins a word
     opens[:2] = True
     edges = WordEdges(opens, np.arange(NUM_IDS) < 2)
@@ -273,11 +275,11 @@ def test_whole_words_are_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         budget = round(0.15 * int((ids != END).sum()))
         for word in np.unique(words[hidden]):
             assert hidden[words == word].all()
-        assert budget - 1 <= hidden.sum() <= budget  # words of one token are there to fill up with
+        assert budget - 1 <= hidden.sum() <= budget  # words of one token fill the remainder
         assert not hidden[ids == END].any()
 
 
-def test_a_word_longer_than_the_share_is_cut_when_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_longer_than_the_share_is_cut_if_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = WordEdges(np.arange(NUM_IDS) < 2, np.arange(NUM_IDS) < 2)  # all text is one word
     monkeypatch.setattr(masking, "word_edges", lambda _: edges)
     ids = text(50)
@@ -293,7 +295,7 @@ def test_there_is_a_target_unless_there_is_no_text() -> None:
     assert masker(share=0.01).example(0, ids, ids)[1].tolist() == [-1] * 7 + [9] + [-1] * 22
 
 
-def test_masks_do_not_depend_on_how_a_batch_is_cut() -> None:
+def test_masks_do_not_depend_on_the_split_of_a_batch() -> None:
     tokens = np.stack([np.append(text(seed=row), 9) for row in range(12)])
     source = np.zeros(12, dtype=np.int64)
     whole = masker().batch(Batch.next_token(100, tokens, source))
@@ -315,7 +317,7 @@ def plain(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """The textbook's way, with all logits, through torch's own cross-entropy."""
+    """Return the textbook loss over all logits, with torch's cross-entropy."""
     logits = torch.nn.functional.linear(hidden, head, bias)
     if soft_cap:
         logits = soft_cap * torch.tanh(logits / soft_cap)
@@ -338,7 +340,7 @@ def drawn(tokens: int = 40, width: int = 16, vocabulary: int = 50) -> tuple[torc
 @pytest.mark.parametrize("missing", [0, 5])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("terms", [{}, {"z_loss": 1e-2}, {"soft_cap": 3.0}, {"z_loss": 1e-2, "soft_cap": 5.0}], ids=str)
-def test_loss_and_gradients_are_those_of_the_plain_form(
+def test_loss_and_gradients_equal_the_plain_computation(
     chunk: int, missing: int, with_bias: bool, terms: dict[str, float]
 ) -> None:
     hidden, head, bias, targets = drawn()
@@ -354,7 +356,7 @@ def test_loss_and_gradients_are_those_of_the_plain_form(
     assert float(found.total.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
     for x, y in zip(inputs, exact, strict=True):
         torch.testing.assert_close(x.grad, y.grad.float(), rtol=1e-5, atol=2e-6)
-    # The reported loss is the plain cross-entropy, whatever is added to what is optimised.
+    # The reported loss is the plain cross-entropy, without terms added for the optimizer.
     capped = {name: value for name, value in terms.items() if name == "soft_cap"}
     nats = plain(exact[0], exact[1], targets, *exact[2:], **capped)
     assert float(found.nats_N.double().sum()) == pytest.approx(float(nats.detach()), rel=1e-6)
@@ -362,7 +364,7 @@ def test_loss_and_gradients_are_those_of_the_plain_form(
     assert not found.nats_N.requires_grad
 
 
-def test_an_uncounted_row_may_hold_anything() -> None:
+def test_masked_rows_may_contain_anything() -> None:
     hidden, head, _, targets = drawn()
     hidden[4], targets[4] = float("nan"), -1
     head.requires_grad_()
@@ -372,7 +374,7 @@ def test_an_uncounted_row_may_hold_anything() -> None:
     assert torch.isfinite(head.grad).all()
 
 
-def test_no_valid_target_is_zero_and_not_nan() -> None:
+def test_the_loss_without_valid_targets_is_zero() -> None:
     hidden = torch.randn(4, 8, requires_grad=True)
     head = torch.randn(10, 8, requires_grad=True)
     found = chunked_cross_entropy(hidden, head, torch.full((4,), -1), chunk=2)
@@ -381,8 +383,8 @@ def test_no_valid_target_is_zero_and_not_nan() -> None:
     assert float(hidden.grad.abs().sum()) == float(head.grad.abs().sum()) == 0.0
 
 
-def test_the_full_logits_are_never_held() -> None:
-    """The largest tensor made is a chunk of logits, not all of them."""
+def test_the_full_logits_are_never_allocated() -> None:
+    """The largest tensor is a chunk of logits, not all of them."""
     hidden, head = torch.randn(1024, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     targets = torch.randint(0, 500, (1024,))
     with LargestTensor() as largest:

@@ -24,7 +24,7 @@ def test_losses_by_source_add_up(recipe_file: Path) -> None:
     assert sum(found.nats) / 256 == pytest.approx(found.loss, rel=1e-9)
 
 
-def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
+def test_an_update_equals_adamw(recipe_file: Path) -> None:
     """Clipped, bias-corrected, decoupled decay on matrices only, in float64."""
     trainer = trainer_of(recipe_file, "train.optimizer.clip_norm=0.2", "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=0",
                    "train.schedule.final_share=1.0", "train.optimizer.embedding_rate=2.0")  # fmt: skip
@@ -44,11 +44,11 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
         decay = 0.3 if parameter.dim() >= 2 and name not in ("embedding.weight", "head.weight") else 0.0
         wanted = before[name] * (1 - lr * decay) - lr * g / (
             g.abs() + 1e-8
-        )  # the first step: m/v are corrected to g, g^2
+        )  # in the first step m and v are corrected to g and g^2
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=0, atol=2e-5)
 
 
-def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_an_error(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.common.errors import InputError
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -82,7 +82,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.usefixtures("one_thread")
-def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_give_the_same_bits(recipe_file: Path, micro: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_pool", lambda threads, pool=module._pool: pool(1))
     alone, together = (trainer_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
     found = stats_of(alone, batch())
@@ -94,7 +94,7 @@ def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkey
 
 
 @pytest.mark.parametrize("two", [False, True])
-def test_the_sum_is_divided_and_in_order(two: bool) -> None:
+def test_losses_are_divided_and_returned_in_order(two: bool) -> None:
     weight, frozen, unused = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(2, requires_grad=True)
     losses = [lambda n=n: MicroBatchLoss((n * weight * frozen).sum(), torch.tensor([n])) for n in range(5)]
     known = accumulate(losses, [weight, frozen, unused], torch.tensor(4), torch.tensor(8.0), two_at_a_time=two)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.999])
-def test_by_hand(decay: float) -> None:
+def test_the_weight_average_equals_its_formula(decay: float) -> None:
     made = model()
     average = WeightAverage(made, decay)
     wanted = {name: weight.detach().double().numpy() for name, weight in made.named_parameters()}
@@ -137,7 +137,7 @@ def test_by_hand(decay: float) -> None:
         np.testing.assert_allclose(found.double().numpy(), wanted[name], rtol=0, atol=2e-6)
 
 
-def test_in_place_and_back_is_exact() -> None:
+def test_swapping_the_average_in_and_out_is_exact() -> None:
     made = model()
     average = WeightAverage(made, 0.9)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def found(trainer: Trainer, data: Batch) -> tuple[float, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_the_masks_do_not_depend_on_micro_batch_or_recompute(recipe_file: Path, family: str) -> None:
+def test_dropout_masks_do_not_depend_on_micro_batch_or_recompute(recipe_file: Path, family: str) -> None:
     common = (*DROPOUT, *FP64, f"model.family={family}", *(("model.kv_heads=2",) if family == "gpt2" else ()))
     data = batch()
     loss, wanted = found(trainer_of(recipe_file, *common, "train.micro_batch=8"), data)
@@ -179,7 +179,7 @@ def test_the_masks_do_not_depend_on_micro_batch_or_recompute(recipe_file: Path, 
     assert abs(without - loss) > 1e-3, "dropout does something"
 
 
-def test_masks_belong_to_the_sample(recipe_file: Path) -> None:
+def test_dropout_masks_depend_on_the_sample(recipe_file: Path) -> None:
     """The two halves of a batch, as two processes have them, give the gradient of the whole; another step has other masks."""
     step, data = trainer_of(recipe_file, *DROPOUT, *FP64, "train.micro_batch=8"), batch()
     loss, wanted = found(step, data)

@@ -1,4 +1,4 @@
-"""A folder of text is all that a run needs: what is left out follows from it, is recorded, and stays."""
+"""A folder of text is enough for a run: everything else is derived from it, recorded, and kept."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     )
     assert run_command(["tokens", "five.toml"]) == 0
     assert stages(run.path)["tokens"] and read_json(run.basis) == found
-    # Another machine is no reason to write the tokens again; another given value is.
+    # Another machine does not invalidate the tokens; another given value does.
     assert run_command(["tokens", "five.toml", "--set", "tokenizer.vocabulary=300"]) == 0
     assert TokenStore.open(run.tokens).vocabulary == 300
 
@@ -57,7 +57,7 @@ def test_a_recipe_without_text_is_one_error(tmp_path: Path, command: str, capsys
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
+def test_a_derived_vocabulary_that_the_text_does_not_support_is_reduced(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing, "MIN_VOCABULARY", 50_000)
@@ -72,13 +72,13 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
     assert found["basis"]["ids"] == ids
     assert run_command(command) == 0
     assert stages(run.path)["tokens"] and read_json(run.basis) == found
-    # Of more text, more are derived again.
+    # With more text, more tokens are derived again.
     write_text(here / "text" / "more", 60)
     assert run_command(["corpus", "five.toml"]) == run_command(command) == 0
     assert TokenStore.open(run.tokens).vocabulary > ids
 
 
-def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_timed_only_if_a_size_depends_on_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(derive, "_machine", lambda *_: pytest.fail("timed for nothing"))
         assert run_command(["corpus", "five.toml"]) == 0
@@ -91,7 +91,7 @@ def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monk
     assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0
 
 
-def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_text_is_trained_on_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "text", "--set", "train.steps=4", "--set", "evaluate.sample_tokens=4"]
     assert run_command(command) == 0
     shown = capsys.readouterr().err
@@ -108,7 +108,7 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
     assert run_command(["evaluate", str(run.path)]) == 0
 
 
-def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_extended_run_keeps_its_derived_values(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
     assert run_command([*command, "train.minutes=0.02"]) == 0
     run = RunDirectory(here / "runs" / "text")
@@ -127,8 +127,8 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys:
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 
 
-def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its corpus and tokens stay, so what they were made by must."""
+def test_a_restarted_run_keeps_its_derived_values(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Corpus and tokens are kept, and so are the values they were made with."""
     command = ["train", "text", "--set", "model.depth=1", "--set", "train.steps=2", "--set", "evaluate.sample_tokens=4"]
     assert [run_command([stage, *command[1:]]) for stage in ("corpus", "tokens", "train")] == [0, 0, 0]
     run = RunDirectory(here / "runs" / "text")
@@ -136,12 +136,10 @@ def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytes
     capsys.readouterr()
     assert run_command([*command, "--restart"]) == 0, capsys.readouterr().err
     assert read_json(run.basis) == derive and load(run.recipe) == trained
-    require_unchanged(
-        load("text", ["model.depth=1", "train.steps=2"]), run
-    )  # what was derived is no change of the tokens
+    require_unchanged(load("text", ["model.depth=1", "train.steps=2"]), run)  # derived values do not change the tokens
 
 
-def test_a_length_that_is_derived_fits_the_model_to_start_from(here: Path) -> None:
+def test_a_derived_length_fits_the_model_to_start_from(here: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     theirs = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=24, **sizes)
@@ -151,7 +149,7 @@ def test_a_length_that_is_derived_fits_the_model_to_start_from(here: Path) -> No
     assert filled.tokens.sequence_length <= 24
 
 
-def test_a_single_file_holds_out_passages_of_it(here: Path) -> None:
+def test_passages_of_a_single_file_are_held_out(here: Path) -> None:
     parts = [path.read_text() for path in sorted((here / "text" / "prose").iterdir())]
     (here / "book.txt").write_text("\n".join(parts))
     for command in ("corpus", "tokens"):
@@ -167,7 +165,7 @@ def test_runs_are_not_their_own_text(here: Path) -> None:
     assert load("text").corpus.sources[0].exclude == ()
 
 
-def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_the_model_and_tokens_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "text"]) == 0
     shown = capsys.readouterr()
     assert "2 layers, width 128" in shown.out and "40 files, before cleaning" in shown.err
@@ -177,9 +175,7 @@ def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFix
     assert not (here / "runs").exists()
 
 
-def test_text_that_nothing_can_be_learned_from_is_refused_in_a_sentence(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_little_text_is_one_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "note.txt").write_text(
         "\n".join(f"Line {number} of a short note on steel and iron." for number in range(20))
     )
@@ -210,7 +206,7 @@ def test_everything_grows_with_the_text(flops: float) -> None:
     assert made[0].train.optimizer.weight_decay > 0.5 and made[0].tokenizer.vocabulary < 512
 
 
-def test_a_faster_machine_trains_a_larger_model_with_the_same_time() -> None:
+def test_a_faster_machine_trains_a_larger_model_in_the_same_time() -> None:
     slow, fast = derived(10**9), derived(10**9, flops=GPU)
     assert fast.model.depth > slow.model.depth and fast.tokenizer.vocabulary > slow.tokenizer.vocabulary
     assert fast.tokens.sequence_length > slow.tokens.sequence_length
@@ -218,7 +214,7 @@ def test_a_faster_machine_trains_a_larger_model_with_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_dial_takes_what_was_derived_and_nothing_is_derived_twice(size: int) -> None:
+def test_derived_values_resolve_and_nothing_is_derived_twice(size: int) -> None:
     made, choices = sizing.derive(parse(FIVE, "five"), basis(size))
     assert {f"{one.table}.{key}" for one in choices for key in one.values} >= {
         "tokens.held_out", "train.minutes", "model.depth", "tokenizer.vocabulary", "tokens.sequence_length",
@@ -237,7 +233,7 @@ def test_the_dial_takes_what_was_derived_and_nothing_is_derived_twice(size: int)
         "train.schedule.kind=cosine",
     ],
 )  # fmt: skip
-def test_what_is_given_stays_and_the_rest_follows(given: str) -> None:
+def test_given_values_are_kept_and_the_others_are_derived(given: str) -> None:
     asked = parse(FIVE, "five", [given])
     made = sizing.derive(asked, basis(2_000_000))[0]
     table, _, key = given.partition("=")[0].rpartition(".")
@@ -252,19 +248,19 @@ def test_what_is_given_stays_and_the_rest_follows(given: str) -> None:
 def test_a_given_size_or_time_changes_what_depends_on_it() -> None:
     assert derived(2_000_000, "train.minutes=100").model.depth > derived(2_000_000).model.depth
     assert derived(10**9, "model.depth=12").tokenizer.vocabulary > derived(10**9).tokenizer.vocabulary
-    assert derived(2_000_000, "model.depth=4").train.minutes is None  # the dial's horizon, up to max_epochs
+    assert derived(2_000_000, "model.depth=4").train.minutes is None  # the length derived from depth, up to max_epochs
     assert derived(2_000_000, "model.depth=4").train.max_epochs == sizing.MAX_EPOCHS
-    assert derived(2_000_000, "train.minutes=3").train.max_epochs is None  # given minutes are used to the end
+    assert derived(2_000_000, "train.minutes=3").train.max_epochs is None  # given minutes are used completely
 
 
-def test_a_text_of_few_documents_holds_out_passages_but_never_of_a_labelled_one() -> None:
+def test_few_documents_hold_out_passages_except_of_labelled_ones() -> None:
     few = Basis(2_000_000, 1, "here", CPU, 1.0, 1, 2_000_000)
     assert sizing.derive(parse(FIVE, "five"), few)[0].tokens.held_out_from == "passages"
     labelled = FIVE + 'label = "a"\n[train]\nobjective = "classify"\n'
     assert sizing.derive(parse(labelled, "five"), few)[0].tokens.held_out_from == "documents"
 
 
-def test_epochs_end_a_run_before_its_minutes() -> None:
+def test_max_epochs_can_end_a_run_before_its_minutes() -> None:
     made = derived(50_000)
     capped = recipe_defaults.resolve(made, 320, 10_000, unique_tokens=30_000)
     assert capped.train.steps == -(-int(sizing.MAX_EPOCHS * 30_000) // made.train.global_batch_tokens)

@@ -24,7 +24,7 @@ def small(folder: Path) -> Path:
     return folder / "my.toml"
 
 
-def test_a_model_that_is_too_slow_to_time_takes_a_share_of_the_peak(
+def test_a_model_that_is_too_slow_to_time_uses_a_share_of_the_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, run = load(small(tmp_path)), RunDirectory(tmp_path / "none")
@@ -33,16 +33,14 @@ def test_a_model_that_is_too_slow_to_time_takes_a_share_of_the_peak(
     assert estimate.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "40% of the peak"
 
 
-def test_a_plan_counts_what_making_the_corpus_leaves_in_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_counts_memory_left_by_the_corpus_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, run = load(small(tmp_path)), RunDirectory(tmp_path / "none")
 
     def before_model(of: Recipe) -> int:
         found: int = estimate.plan_only(of, run, 0.0)[0]["memory_bytes"]["before_model"]
         return found
 
-    before_model(recipe)  # what the first plan loads stays
+    before_model(recipe)  # modules loaded by the first plan stay
     made_here, alone = before_model(recipe), recipe.changed(parallel={"shard": 2})
     ranks = before_model(alone)
     monkeypatch.setattr(estimate, "DATA_HALF", 0)
@@ -51,7 +49,7 @@ def test_a_plan_counts_what_making_the_corpus_leaves_in_the_process(
 
 
 @pytest.mark.long
-def test_a_run_is_held_against_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_compared_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path)
     assert cli.run_command(["run", str(recipe)]) == 0
     folder = tmp_path / "runs" / "small"
@@ -92,7 +90,7 @@ def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
         (["parallel.shard=2", "train.micro_batch=1", "train.batch_ramp={{start_tokens=96,steps=6}}"], "train.batch_ramp: the 3 sequences"),
     ],
 )  # fmt: skip
-def test_it_is_said_before_the_corpus_is_read(
+def test_errors_are_reported_before_the_corpus_is_read(
     overrides: list[str], complaint: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = recipe_file.parent / "runs" / "small" / "tokens" / "tokenizer.json"
@@ -107,7 +105,7 @@ def test_it_is_said_before_the_corpus_is_read(
     assert not (tmp_path / "runs").exists(), "nothing is begun"
 
 
-def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_without_effect_gives_a_warning(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["optimizer.muon_rate=0.1", "schedule.decay_share=0.5"]
     preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
     said = " ".join(capsys.readouterr().err.split())
@@ -121,14 +119,14 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
 @pytest.mark.parametrize("sets", [("parallel.offload=true", "parallel.shard=2"), ("train.optimizer.state=8bit",)])
-def test_what_needs_a_gpu_is_rejected_on_a_cpu(
+def test_keys_that_need_a_gpu_are_rejected_on_a_cpu(
     recipe_file: Path, sets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["train", str(recipe_file), *(word for key in sets for word in ("--set", key))]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"bessemer: {sets[0].partition('=')[0]}: ")
 
 
-def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtful_one_warned_of(
+def test_a_training_larger_than_memory_is_an_error_and_a_doubtful_one_gives_a_warning(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(device, "available_bytes", lambda device: 10_000_000_000)
@@ -144,7 +142,7 @@ def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtfu
         preflight.require_memory({"fits": False, "memory_bytes": {"total": 20_000_000_000}}, recipe)
 
 
-def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpus(
+def test_a_classifier_that_cannot_be_exported_is_an_error_before_the_corpus(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "classify"\nclassify.pooling = "mean"\n')
@@ -158,6 +156,6 @@ def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpu
 
 
 @pytest.mark.parametrize("override", ["train.optimizer.learning_rate=1000", "train.schedule.warmup_steps=25"])
-def test_plan_refuses_what_run_refuses(override: str, recipe_file: Path, tmp_path: Path) -> None:
+def test_plan_rejects_what_run_rejects(override: str, recipe_file: Path, tmp_path: Path) -> None:
     sets = ["--set", f"run.dir={tmp_path / 'runs'}", "--set", override]
     assert run_command(["plan", str(recipe_file), *sets]) == 2

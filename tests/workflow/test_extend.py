@@ -1,4 +1,4 @@
-"""Resuming and extending a run: exact where the schedule allows it, an error that names a new run everywhere else."""
+"""Resuming and extending a run: exact if the schedule allows it, otherwise an error that suggests a new run."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def steps(folder: Path) -> list[int]:
 
 @pytest.fixture
 def trained(runs: Path, recipe_file: Path, fixed_step_time: None) -> Any:
-    """Train the run under overrides, in another folder over the same tokens; returns the folder."""
+    """Return a function that trains the run with overrides in another folder over the same tokens."""
 
     def make(name: str, *overrides: str) -> Path:
         shutil.copytree(runs / "small", runs / name)
@@ -45,7 +45,7 @@ def trained(runs: Path, recipe_file: Path, fixed_step_time: None) -> Any:
 def test_wsd_is_extended_from_before_its_decay_bit_for_bit(trained: Any) -> None:
     folder, straight = trained("on", *WSD), trained("straight", *WSD, "train.steps=32")
     assert steps(folder) == [18, 24], "the checkpoint before the decay is kept beside the newest"
-    # By its folder: the recipe is the one in it.
+    # By its run directory: the recipe is the one in it.
     assert train(folder, "train.steps=32") == 0
     assert training_result(folder) == training_result(straight)
     assert steps(folder) == steps(straight) == [24, 32]
@@ -81,7 +81,7 @@ def test_a_constant_rate_is_extended_bit_for_bit(trained: Any) -> None:
         ("constant", "run.seed=4"),
     ],
 )
-def test_another_recipe_is_an_error_that_names_a_new_run(
+def test_another_recipe_is_an_error_that_suggests_a_new_run(
     trained: Any, capsys: pytest.CaptureFixture[str], kind: str, changed: str
 ) -> None:
     folder = trained("on", f"train.schedule.kind={kind}", "train.schedule.warmup_steps=3")
@@ -93,7 +93,7 @@ def test_another_recipe_is_an_error_that_names_a_new_run(
     assert before == (training_result(folder), steps(folder), (folder / "recipe.toml").read_bytes())
 
 
-def test_keys_that_change_no_weights_may_change(trained: Any) -> None:
+def test_keys_without_effect_on_weights_may_change(trained: Any) -> None:
     whole, cut = trained("whole", CONSTANT), trained("cut", CONSTANT)
     shutil.rmtree(cut / "checkpoints" / "step-00000024")
     changed = "train.log_every=2", "evaluate.top_k=3", "checkpoint.every=4", "guard.max_rollbacks=1"
@@ -102,8 +102,8 @@ def test_keys_that_change_no_weights_may_change(trained: Any) -> None:
     assert not any(row["what"] == "recipe_changed" for row in read_json_lines(cut / "incidents.jsonl"))
 
 
-def test_a_key_that_is_left_out_keeps_the_value_of_the_run(trained: Any, recipe_file: Path) -> None:
-    """As if the program had got other defaults: those of a trained run are in its recipe."""
+def test_a_missing_key_keeps_the_value_of_the_run(trained: Any, recipe_file: Path) -> None:
+    """Simulate a program with other defaults: a trained run has its own in its recipe."""
     keys = CONSTANT, "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=3"
     folder, straight = trained("on", *keys, "train.log_every=2", "guard.max_rollbacks=1"), trained("straight", *keys)
     shutil.rmtree(folder / "checkpoints" / "step-00000024")
@@ -132,7 +132,7 @@ def test_a_key_that_is_left_out_keeps_the_value_of_the_run(trained: Any, recipe_
         ("constant", {"steps": 24, "seed": 5}, [16], ""),
     ],
 )
-def test_a_run_goes_on_as_its_recipe_and_checkpoints_allow(
+def test_resume_extend_or_reject_follows_from_recipe_and_checkpoints(
     recipe_file: Path, kind: str, changed: dict[str, int], checkpoints: list[int], decision: Any
 ) -> None:
     stored = recipe_defaults.resolve(load(recipe_file, [f"train.schedule.kind={kind}"]), 400)
@@ -142,11 +142,11 @@ def test_a_run_goes_on_as_its_recipe_and_checkpoints_allow(
     assert decide(None, requested, checkpoints) == (Resume(checkpoints[-1]) if checkpoints else Fresh())
 
 
-def test_the_table_names_keys_of_the_recipe() -> None:
+def test_the_table_of_changeable_keys_has_only_existing_keys() -> None:
     assert {*MAY_CHANGE, *EXTENDS} <= keys().keys()
 
 
-def test_a_key_is_not_taken_for_another_that_begins_alike(recipe_file: Path) -> None:
+def test_a_key_is_not_confused_with_one_that_has_it_as_prefix(recipe_file: Path) -> None:
     recipe = load(recipe_file)
     other = recipe.changed(tokens={"seed": 5, "workers": 3}, train={"steps": 25, "log_every": 7}, run={"name": "other"})
     assert [line.partition(":")[0] for line in resume_policy.changes(recipe, other)] == ["tokens.seed"]
@@ -162,28 +162,28 @@ def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Pat
     )
     requested = load(recipe_file, ["train.minutes=1"])
     assert requested.train.steps is None, "an override takes the place of what the recipe has"
-    assert extend._steps_of_minutes(requested, stored, RunDirectory(folder), 0) == 117  # 58.8 s, as 2% are for saving
+    assert (
+        extend._steps_of_minutes(requested, stored, RunDirectory(folder), 0) == 117
+    )  # 58.8 s, since 2% are for saving
     again = load(recipe_file, ["train.minutes=1", "train.steps=24"])
     assert extend._steps_of_minutes(again, stored, RunDirectory(folder), 60) is None
     assert extend._steps_of_minutes(requested, again, RunDirectory(folder), 60) == 24
 
 
-def test_without_a_checkpoint_before_the_decay_a_run_is_not_extended(trained: Any) -> None:
+def test_a_run_without_a_checkpoint_before_the_decay_cannot_be_extended(trained: Any) -> None:
     folder = trained("on", *WSD)
     shutil.rmtree(folder / "checkpoints" / "step-00000018")
     assert train(folder, "train.steps=48") == 2
     assert steps(folder) == [24]
 
 
-def test_shares_planned_over_the_whole_run_are_not_moved(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_max_epochs_cannot_be_extended(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained("on", CONSTANT, "corpus.sources.code.max_epochs=0.5")
     assert train(folder, "train.steps=30") == 2
     assert "max_epochs" in capsys.readouterr().err and steps(folder)[-1] == 24
 
 
-def test_a_trained_run_without_its_checkpoints_does_not_start_over(
-    trained: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_run_without_checkpoints_does_not_restart(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained("on")
     before = (folder / "metrics.jsonl").read_text()
     for step in steps(folder):

@@ -1,4 +1,4 @@
-"""Corpus and tokens of the same inputs are built once and shared; nothing half-built, nothing that another run can harm."""
+"""Corpus and tokens of equal inputs are built once and shared, without incomplete stages or effects between runs."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ def test_another_run_on_the_same_sources_shares_them(
         with monkeypatch.context() as patched:
             for module in ("corpus.pipeline", "tokens.build"):
                 patched.setattr(f"bessemer.{module}.build", lambda *given: pytest.fail("built once more"))
-            # Neither the seed of the run nor how sources are mixed says which tokens there are.
+            # Neither the seed of the run nor the mixture changes the tokens.
             changes = ("--set", "corpus.sources.code.weight=2.0", "--set", "corpus.sources.prose.weight=1.0")
             assert run_command([stage, str(recipe_file), *sets, *changes, "--set", "run.seed=8"]) == 0
         assert f"shared with {first}" in capsys.readouterr().err
@@ -45,7 +45,7 @@ def test_another_run_on_the_same_sources_shares_them(
     document = str(parquet.read_table(second / "corpus" / "documents")["identity"].to_pylist()[0])
     assert run_command(["trace", str(second), "--document", document, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"]
-    # Other inputs are built.
+    # Other inputs are built again.
     assert (
         run_command(["tokens", str(recipe_file), *sets[:2], "--set", "run.name=third", "--set", "tokens.held_out=0.3"])
         == 2
@@ -53,7 +53,7 @@ def test_another_run_on_the_same_sources_shares_them(
     assert "no documents here" in capsys.readouterr().err
 
 
-def test_damaged_tokens_of_another_run_are_not_taken_over(
+def test_damaged_tokens_of_another_run_are_not_reused(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = runs / "small"
@@ -77,7 +77,7 @@ def make(folder: Path, inputs: str, text: str = "x") -> None:
         mark_stage(staged, inputs)
 
 
-def test_only_whole_stages_of_the_same_inputs_are_taken(tmp_path: Path) -> None:
+def test_only_complete_stages_of_the_same_inputs_are_reused(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "mine"):
         (tmp_path / name).mkdir()
     make(tmp_path / "a" / "tokens", "other")
@@ -91,7 +91,7 @@ def test_only_whole_stages_of_the_same_inputs_are_taken(tmp_path: Path) -> None:
     assert stage_is_current(tmp_path / "mine" / "tokens", "same")
 
 
-def test_where_links_are_impossible_a_copy_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_copied_if_links_are_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a" / "tokens", "same")
     (tmp_path / "mine").mkdir()
     monkeypatch.setattr(os, "link", lambda *given, **named: (_ for _ in ()).throw(OSError(18, "another file system")))
@@ -101,7 +101,7 @@ def test_where_links_are_impossible_a_copy_is_made(tmp_path: Path, monkeypatch: 
     assert os.stat(tmp_path / "mine" / "tokens" / "part").st_nlink == 1
 
 
-def test_a_run_that_vanishes_while_it_is_linked_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_vanishes_during_linking_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a" / "tokens", "same")
     (tmp_path / "mine").mkdir()
 
@@ -125,7 +125,7 @@ def _build(folder: Path, log: Path) -> None:
         file.write(f"{folder.parent.name} {taken and taken.name}\n")
 
 
-def test_runs_that_start_together_build_once(tmp_path: Path) -> None:
+def test_runs_that_start_at_the_same_time_build_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     names = ("a", "b", "c", "d")
     for name in names:
@@ -147,7 +147,7 @@ STEPS = "--set", "train.steps=32"
 
 @pytest.fixture(scope="module")
 def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, recipe and a run of half its steps, as it is kept for the tests: `kept`, and where it was made: `project`."""
+    """A folder with text, recipe and a half-trained run: the copy `kept`, and `project`, where it was made."""
     folder = tmp_path_factory.mktemp("rebuild") / "project"
     shutil.copytree(prepared / "text", folder / "text")
     relative = recipe_text(folder).replace(str(folder) + "/text", "text")
@@ -159,14 +159,14 @@ def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(made: Path) -> Result:
-    """The result of an undisturbed run of 32 steps."""
+    """The result of an uninterrupted run of 32 steps."""
     assert run(restored(made), *STEPS, "--set", "run.name=straight") == 0
     return training_result(made / "runs" / "straight")
 
 
 @pytest.fixture
 def project(made: Path, straight: Result) -> Path:
-    """The folder as it was made, where it was made, with the times of its files; free to be written to."""
+    """A writable copy of the folder at its original path, with original file times."""
     return restored(made)
 
 
@@ -187,7 +187,7 @@ def touch(folder: Path) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
-def test_touched_and_moved_text_goes_on_bit_for_bit(
+def test_a_run_on_touched_or_moved_text_resumes_bit_for_bit(
     project: Path, straight: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     touch(project / "text")
@@ -199,7 +199,7 @@ def test_touched_and_moved_text_goes_on_bit_for_bit(
     assert training_result(moved / "runs" / "small") == straight
 
 
-def test_text_that_is_gone_is_not_needed_any_more(
+def test_deleted_text_is_not_needed_after_the_tokens_stage(
     project: Path, straight: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(project / "text")
@@ -209,8 +209,8 @@ def test_text_that_is_gone_is_not_needed_any_more(
     assert run(project, "--set", "run.name=new") == 2, "a run that has trained nothing needs it"
 
 
-def test_a_renamed_copy_goes_on_after_each_start(project: Path, straight: Result) -> None:
-    """Its checkpoints carry the name that it had, its recipe the new one, from the first start on."""
+def test_a_renamed_copy_resumes_after_each_start(project: Path, straight: Result) -> None:
+    """From the first start on, its checkpoints have the old name and its recipe the new one."""
     copy = project / "runs" / "copy"
     shutil.copytree(project / "runs" / "small", copy)
     for more in ((), STEPS):
@@ -219,7 +219,7 @@ def test_a_renamed_copy_goes_on_after_each_start(project: Path, straight: Result
 
 
 @pytest.mark.parametrize("change", ["edited", "added", "renamed"])
-def test_other_text_is_refused_under_checkpoints(
+def test_other_text_is_an_error_once_there_are_checkpoints(
     project: Path, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = project / "text" / "prose" / "000.txt"
@@ -237,7 +237,7 @@ def test_other_text_is_refused_under_checkpoints(
     assert training_result(project / "runs" / "small") == before
 
 
-def test_samples_of_a_file_notice_its_ends_its_middle_and_all_of_a_short_one(tmp_path: Path) -> None:
+def test_samples_of_a_file_cover_its_ends_its_middle_and_all_of_a_short_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for size in (0, 10, 3 * SAMPLE_BYTES - 1, 5 * SAMPLE_BYTES):
         data = bytearray(os.urandom(size))
@@ -252,7 +252,7 @@ def test_samples_of_a_file_notice_its_ends_its_middle_and_all_of_a_short_one(tmp
         assert sampled_sha256(path) == before
 
 
-def test_results_of_a_run_are_not_taken_for_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_a_run_are_not_read_as_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = project / "runs" / "small"
     for path in (made / "checkpoints", made / "report.html"):
         assert run_command(["run", str(path)]) == 2, path
@@ -261,7 +261,7 @@ def test_results_of_a_run_are_not_taken_for_text(project: Path, capsys: pytest.C
     assert "a model, and no text" in capsys.readouterr().err
 
 
-def test_a_damaged_corpus_is_not_made_again_from_fewer_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_corpus_is_not_rebuilt_from_fewer_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = project / "runs" / "small" / "corpus"
     (corpus / "statistics.json").unlink()
     (project / "text" / "prose" / "000.txt").unlink()

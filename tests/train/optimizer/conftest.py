@@ -1,4 +1,4 @@
-"""A small model, made-up gradients, and the optimizer of some settings driven by them."""
+"""A small model with generated gradients, driven by an optimizer."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ Weights = dict[str, np.ndarray]
 
 
 class Driven:
-    """A model that is fed gradients drawn by name and step, so that two of them see the same."""
+    """A model with gradients drawn by name and step, so that two instances get the same ones."""
 
     def __init__(self, settings: Settings, tied: bool = False) -> None:
         self.settings = settings
@@ -27,7 +27,7 @@ class Driven:
         self.taken = 0
 
     def gradient(self, name: str, step: int) -> np.ndarray:
-        """Normal numbers whose size differs between rows by some decades, as real ones do; the first rows stay zero."""
+        """Return normal numbers whose scale differs between rows by some decades, as in real gradients; the first rows are zero."""
         shape = dict(self.model.named_parameters())[name].shape
         draw = np.random.default_rng([step, *name.encode()])
         sizes = 10.0 ** -np.linspace(0, 3, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
@@ -42,7 +42,7 @@ class Driven:
         }
 
     def take(self, steps: int, rate: float = 0.01) -> Weights:
-        """Steps with learning rates rate, rate / 2, rate / 3, ..."""
+        """Take steps with learning rates rate, rate / 2, rate / 3, ..."""
         for _ in range(steps):
             for name, weight in self.model.named_parameters():
                 weight.grad = torch.from_numpy(self.gradient(name, self.taken))

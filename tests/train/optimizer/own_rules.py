@@ -1,4 +1,4 @@
-"""Rules as a user writes them: SignMomentum element by element, ByRows with state of other shapes."""
+"""Optimizer rules as a user writes them: SignMomentum is elementwise, ByRows has state of other shapes."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from bessemer.common import extensions
 
 
 class SignMomentum(UpdateRule):
-    """The sign of an average that has no bias towards zero."""
+    """The sign of an average without bias towards zero."""
 
     moments = ("average",)
     others: ClassVar = {"count": lambda shape: ()}
@@ -23,7 +23,7 @@ class SignMomentum(UpdateRule):
 
 
 class ByRows(UpdateRule):
-    """Scale the momentum by a mean of squares of each row, and multiply with a factor of columns x columns (as in Shampoo)."""
+    """Momentum scaled by the mean square of each row, times a factor of columns x columns (as in Shampoo)."""
 
     moments = ("momentum",)
     others: ClassVar = {"rows": lambda shape: shape[:-1], "columns": lambda shape: (shape[-1], shape[-1])}
@@ -40,7 +40,7 @@ class ByRows(UpdateRule):
 
 
 def own(name: str) -> str:
-    """Return the kind of a rule of this file, which is trusted."""
+    """Return the kind of a rule in this file, and trust it."""
     kind = f"{__file__}:{name}"
     extensions.trust([kind])
     return kind

@@ -1,4 +1,4 @@
-"""Muon against its formulas in float64, real matrix by real matrix."""
+"""Muon compared with its formulas in float64, for each real matrix."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ STEPS = 4
 
 
 def newton_schulz(matrix: np.ndarray) -> np.ndarray:
-    """Five steps of the quintic on the singular values, which is what the iteration does, by a decomposition."""
+    """Return five steps of the quintic iteration, computed on the singular values."""
     u, s, vt = np.linalg.svd(matrix, full_matrices=False)
     s = s / (np.linalg.norm(matrix) + 1e-7)
     for _ in range(5):
@@ -25,7 +25,9 @@ def newton_schulz(matrix: np.ndarray) -> np.ndarray:
     return (u * s) @ vt
 
 
-def by_hand(weight: np.ndarray, gradients: list[np.ndarray], size: float, decay: float, momentum: float) -> np.ndarray:
+def reference_update(
+    weight: np.ndarray, gradients: list[np.ndarray], size: float, decay: float, momentum: float
+) -> np.ndarray:
     moment = np.zeros_like(weight)
     for step, gradient in enumerate(gradients):
         rate = 0.01 / (step + 1)
@@ -36,7 +38,7 @@ def by_hand(weight: np.ndarray, gradients: list[np.ndarray], size: float, decay:
 
 
 def real_matrices(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Queries, keys, values, gate and up as transformers would have them, from our fused parameters."""
+    """Return queries, keys, values, gate and up of our fused parameters as in transformers."""
     if name.endswith("qkv"):
         groups, slots, head, width = value.shape
         return {
@@ -49,7 +51,7 @@ def real_matrices(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     return {"": value}
 
 
-def test_muon_by_hand(driven) -> None:
+def test_muon_equals_its_formula(driven) -> None:
     made = driven(kind="muon", muon_rate=1.5, muon_momentum=0.9)
     before = made.weights()
     found = made.take(STEPS)
@@ -60,13 +62,13 @@ def test_muon_by_hand(driven) -> None:
         for part, weight in real_matrices(name, before[name]).items():
             rows, columns = weight.shape
             size = 0.2 * max(rows, columns) ** 0.5
-            wanted = by_hand(weight, [g[part] for g in gradients], 1.5 * size, 1.5 * 0.3, 0.9)
+            wanted = reference_update(weight, [g[part] for g in gradients], 1.5 * size, 1.5 * 0.3, 0.9)
             np.testing.assert_allclose(
                 real_matrices(name, found[name])[part], wanted, rtol=0, atol=5e-6, err_msg=f"{name} {part}"
             )
 
 
-def test_the_rest_is_adamw(driven) -> None:
+def test_other_parameters_use_adamw(driven) -> None:
     muon, adamw = driven(kind="muon").take(STEPS), driven().take(STEPS)
     rest = [name for name in muon if not name.endswith((".qkv", "out.weight", "gate_up", "down.weight"))]
     assert {"embedding.weight", "head.weight", "norm.weight"} <= set(rest)
@@ -77,7 +79,7 @@ def test_a_zero_matrix_stays_zero() -> None:
     assert float(orthogonalise(torch.zeros(2, 8, 4)).abs().max()) == 0.0
 
 
-def test_stacks_of_any_size_give_the_same(driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_any_size_give_equal_updates(driven, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.train.optimizer import muon
 
     whole = driven(kind="muon").take(2)
@@ -98,7 +100,7 @@ def values(seed: int) -> dict[str, Tensor]:
 
 
 def sharded(shape: tuple[int, ...], names: tuple[str, ...]) -> dict[str, Any]:
-    """The weights after an update, and the matrices that this process orthogonalised."""
+    """Return the weights after an update, and the matrices that this process orthogonalised."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -143,7 +145,7 @@ def decayed(name: str) -> bool:
     return name.endswith((".qkv", "out.weight", "gate_up", "down.weight"))
 
 
-def test_lion_by_hand(driven) -> None:
+def test_lion_equals_its_formula(driven) -> None:
     made = driven(kind="lion", betas=(0.9, 0.99))
     wanted = made.weights()
     found = made.take(LION_STEPS)
@@ -155,7 +157,7 @@ def test_lion_by_hand(driven) -> None:
             g = made.gradient(name, step).astype(np.float64)
             rate = 0.01 / (step + 1)
             direction = 0.9 * m + 0.1 * g
-            near |= (np.abs(direction) < 1e-7 * np.abs(g)) & (direction != 0)  # fp32 may see the other sign
+            near |= (np.abs(direction) < 1e-7 * np.abs(g)) & (direction != 0)  # fp32 may have the other sign
             weight = weight - rate * (np.sign(direction) + (0.3 if decayed(name) else 0.0) * weight)
             m = 0.99 * m + 0.01 * g
         ties += int(near.sum())
@@ -164,7 +166,7 @@ def test_lion_by_hand(driven) -> None:
 
 
 def told(made) -> dict[str, tuple[str, str, float, float]]:
-    """Kind, rule, decay a step and learning rate of each parameter, at a learning rate of 1."""
+    """Return kind, rule, decay per step and learning rate of each parameter, at a learning rate of 1."""
     names = {id(weight): name for name, weight in made.model.named_parameters()}
     return {
         names[id(weight)]: (group["kind"], group["rule"].name, group["weight_decay"] * group["rate"], group["rate"])
@@ -186,8 +188,8 @@ def test_decay_groups(driven) -> None:
     assert told(driven(tied=True, embedding_rate=3.0))["embedding.weight"][3] == 1.0
 
 
-def test_both_copies_of_a_tied_matrix_learn_alike_in_a_pipeline(driven) -> None:
-    """Its stages hold them as two parameters, with gradients summed over both (`parallel.pipeline.keep_stages`)."""
+def test_both_copies_of_a_tied_matrix_get_equal_updates_in_a_pipeline(driven) -> None:
+    """Its stages have two parameters, with gradients summed over both (`parallel.pipeline.keep_stages`)."""
     made = driven(tied=True, embedding_rate=3.0)
     made.model.head.weight = torch.nn.Parameter(made.model.head.weight.detach().clone())
     rates = {name: group["rate"] for group in parameter_groups(made.model, made.settings) for name in group["names"]}

@@ -1,4 +1,4 @@
-"""Rules that need whole matrices, with state of other shapes, and updates of uneven shards: the same in any layout."""
+"""Rules that need whole matrices, with state of other shapes and uneven shards: the same updates in any layout."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,8 @@ from tests.distributed.small_model import trainer_on, whole
 from tests.train.optimizer.own_rules import own
 
 SEQUENCES, LENGTH, VOCABULARY = 12, 16, 64
-# Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third of two is empty.
+# Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third shard of two is
+# empty.
 RECIPE = """
 [run]
 name = "t"
@@ -61,7 +62,7 @@ def trainer_by_rows(mesh: ProcessMesh, layout: Parallel) -> Trainer:
 
 
 def trained(folder: Path, first: int, steps: int, layout: Parallel, mesh: ProcessMesh) -> dict[str, np.ndarray]:
-    """Train `steps` steps from the newest checkpoint, save, and return all weights and states whole."""
+    """Train `steps` steps from the newest checkpoint, save, and return all weights and states unsharded."""
     trainer = trainer_by_rows(mesh, layout)
     if first:
         checkpoint = latest(folder, mesh=mesh)
@@ -92,7 +93,7 @@ def on_processes(folder: Path, first: int, steps: int, layout: Parallel) -> dict
     ),
     ids=str,
 )
-def test_a_resharded_run_equals_the_run_of_one_process(layout: Parallel, tmp_path: Path) -> None:
+def test_a_resharded_run_equals_that_of_one_process(layout: Parallel, tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", 0, 6, Parallel(), SINGLE_PROCESS)
     folder = tmp_path / "resharded"
     run_on(2, on_processes, folder, 0, 2, layout, timeout=100)
@@ -106,7 +107,7 @@ def test_a_resharded_run_equals_the_run_of_one_process(layout: Parallel, tmp_pat
 
 
 POISONED = 1  # the step in which the gradient of one rank is infinite
-Case = tuple[str, str]  # who leaves the poisoned update out, the rule
+Case = tuple[str, str]  # skips the poisoned update, the rule
 CASES: list[Case] = [("host", "muon"), ("host", "adamw"), ("skip flag", "adamw"), ("host", "lion")]
 
 
@@ -120,7 +121,7 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def trained_with_a_fault(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
-    """Three steps; before the second one's norm is taken the last rank's gradient becomes infinite."""
+    """Take three steps; in the second, the last rank's gradient becomes infinite before the norm is computed."""
     recipe = recipe_of(case).model_copy(update={"parallel": layout})
     trainer = trainer_on(mesh, recipe, model_config(recipe, VOCABULARY))
     accumulate, draw = trainer.engine.accumulate, np.random.default_rng(0)
@@ -172,7 +173,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("case_name", long_but(list(LAYOUTS), "zero3", "tp2"))
-def test_they_train_as_one_process(case_name: str) -> None:
+def test_uneven_shards_train_like_one_process(case_name: str) -> None:
     layout = LAYOUTS[case_name]
     alone = [trained_with_a_fault(case, Parallel(), SINGLE_PROCESS) for case in CASES]
     for results in run_on(layout.world, on_uneven_processes, layout, CASES, timeout=300):

@@ -1,4 +1,4 @@
-"""The optimizer's state: saved, put back, refused."""
+"""Steps and state of the optimizer: saved, restored, rejected."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.train.optimizer.own_rules import own
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lion", own("SignMomentum")])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
-def test_a_saved_state_goes_on_bit_for_bit(driven, kind: str, state: str, tmp_path) -> None:
+def test_a_saved_state_continues_bit_for_bit(driven, kind: str, state: str, tmp_path) -> None:
     straight = driven(kind=kind, state=state)
     straight.take(6)
     first, second = driven(kind=kind, state=state), driven(kind=kind, state=state)
@@ -40,7 +40,7 @@ def test_a_saved_state_goes_on_bit_for_bit(driven, kind: str, state: str, tmp_pa
         assert torch.equal(saved[name], tensor), name
 
 
-def test_fp32_adamw_is_torchs_bit_for_bit(driven) -> None:
+def test_fp32_adamw_equals_torchs_bit_for_bit(driven) -> None:
     made, wanted = driven(eps=1e-6), driven(eps=1e-6)
     theirs = torch.optim.AdamW(
         [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in wanted.optimizer.param_groups],
@@ -57,7 +57,7 @@ def test_fp32_adamw_is_torchs_bit_for_bit(driven) -> None:
     ("saved", "loaded"),
     [({"state": "8bit"}, {}), ({}, {"state": "8bit"}), ({"kind": "lion"}, {}), ({}, {"kind": "muon"})],
 )
-def test_a_state_of_another_kind_is_refused(driven, saved, loaded, tmp_path: Path) -> None:
+def test_a_state_of_another_kind_is_an_error(driven, saved, loaded, tmp_path: Path) -> None:
     first, second = driven(**saved), driven(**loaded)
     first.take(1)
     there = save(tmp_path, 1, {"optimizer": optimizers.state_tensors(first.model, first.optimizer)}, {}, keep=1)
@@ -104,7 +104,7 @@ STEPS = 5
 
 
 def code_of_patterns(signed: bool) -> np.ndarray:
-    """The dynamic code from its bit patterns: [sign] zeros, a one, a fraction; two patterns are 0 and 1."""
+    """Return the dynamic code from its bit patterns: [sign] zeros, a one, a fraction; two patterns are 0 and 1."""
     values = [0.0, 1.0]
     bits = 7 if signed else 8
     for pattern in range(2**bits):
@@ -114,7 +114,7 @@ def code_of_patterns(signed: bool) -> np.ndarray:
             continue
         fraction = text[zeros + 1 :]
         low_end, width = 0.1, 0.9
-        for bit in fraction:  # each bit halves what is left of [0.1, 1]
+        for bit in fraction:  # each bit halves the remainder of [0.1, 1]
             width /= 2
             low_end += width if bit == "1" else 0.0
         value = (low_end + width / 2) / 10**zeros
@@ -123,7 +123,7 @@ def code_of_patterns(signed: bool) -> np.ndarray:
 
 
 def through_8_bits(values: np.ndarray, signed: bool) -> np.ndarray:
-    """Every block of 256 in units of its largest magnitude, to the nearest of the code's values."""
+    """Round every block of 256, in units of its largest magnitude, to the nearest value of the code."""
     code = code_of_patterns(signed)
     flat, out = values.ravel(), np.empty(values.size)
     for start in range(0, values.size, 256):
@@ -157,8 +157,8 @@ def test_a_moment_is_stored_as_its_nearest_values(signed: bool) -> None:
     assert (back[:44] == 0).all() and (signed or (back[44:] > 0).all())
 
 
-def by_hand(made, name: str, weight: np.ndarray, keep, rule: str) -> np.ndarray:
-    """A parameter after STEPS steps in float64, with moments passed through `keep` between the steps."""
+def reference_parameter(made, name: str, weight: np.ndarray, keep, rule: str) -> np.ndarray:
+    """Return a parameter after STEPS steps in float64, with moments passed through `keep` between the steps."""
     m = v = np.zeros_like(weight)
     decay = 0.3 if name.endswith((".qkv", "out.weight", "gate_up", "down.weight")) else 0.0
     for step in range(STEPS):
@@ -175,23 +175,23 @@ def by_hand(made, name: str, weight: np.ndarray, keep, rule: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", ["adamw", "lion"])
-def test_8_bit_steps_by_hand(driven, rule: str) -> None:
+def test_8_bit_steps_equal_the_formula(driven, rule: str) -> None:
     made = driven(kind=rule, state="8bit")
     before = made.weights()
     found = made.take(STEPS)
     for name, weight in before.items():
         coded = weight.size >= 4096
-        wanted = by_hand(made, name, weight, through_8_bits if coded else lambda x, signed: x, rule)
-        # A value on a border may go to either neighbour, which moves a few weights by a part of a step.
+        wanted = reference_parameter(made, name, weight, through_8_bits if coded else lambda x, signed: x, rule)
+        # A value on a boundary may be rounded either way, which moves a few weights by a part of a step.
         odd = np.abs(found[name] - wanted) > 2e-6
         assert odd.mean() <= (0.005 if coded else 0.0), name
-        plain = by_hand(made, name, weight, lambda x, signed: x, rule)
+        plain = reference_parameter(made, name, weight, lambda x, signed: x, rule)
         if coded and rule == "adamw":
             assert np.abs(plain - wanted).max() > 1e-4, "the moments do pass through 8 bits"
 
 
-def test_slices_of_a_tensor_are_the_tensor(driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor too large to be fp32 at once is taken in parts."""
+def test_slices_of_a_tensor_give_the_same_update(driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor too large to be fp32 at once is processed in parts."""
     whole = driven(state="8bit").take(3)
     monkeypatch.setattr(low, "SLICE", 1024)
     cut = driven(state="8bit").take(3)
@@ -201,7 +201,7 @@ def test_slices_of_a_tensor_are_the_tensor(driven, monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rule", ["adamw", "lion", "muon"])
-def test_a_gpu_steps_as_a_cpu(driven, rule: str) -> None:
+def test_steps_on_a_gpu_equal_those_on_a_cpu(driven, rule: str) -> None:
     here, there = driven(kind=rule, state="8bit"), driven(kind=rule, state="8bit")
     there.model.cuda()
     there.optimizer = optimizers.build(there.model, there.settings)
