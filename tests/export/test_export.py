@@ -224,9 +224,9 @@ def test_the_export_check_detects_exports_that_are_wrong_on_text(
 
     monkeypatch.setattr(files, "write_json", spoil)
     spoiled = {"tokenizer.json": {"post_processor": None}, "tokenizer_config.json": {"add_bos_token": False}}
-    with pytest.raises(BessemerError, match=r"other ids for the text that begins .* at position 0, here \[0, \d+"):
+    with pytest.raises(BessemerError, match=r"at position 0, here \[0, \d+"):
         exported("qwen3", tokenizer, tmp_path)
     spoiled = {"tokenizer_config.json": {"padding_side": "left"}}
-    with pytest.raises(BessemerError, match="the scores of a batch of texts differ by"):
+    with pytest.raises(BessemerError, match="scores of a batch"):
         exported("bert", tokenizer, tmp_path, labels=3, pooling="first")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]

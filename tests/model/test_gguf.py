@@ -99,13 +99,13 @@ def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"labels": 3}, "a classifier is not a language model"),
-        ({"family": "bert"}, "an encoder does not write text"),
-        ({"family": "llama", "activation": "relu2"}, "llama is not known here with activation = relu2"),
-        ({"family": "llama", "rope_scaling": RotaryScaling("yarn", 4.0)}, "rope_scaling of kind yarn is not written"),
-        ({"family": "gemma2"}, "the family gemma2 has no architecture"),
-        ({"family": "mistral", "window": 8}, "llama.cpp's llama has no sliding windows"),
-        ({"family": "qwen3", "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)}, "qwen3 has no rope_scaling of kind llama3"),
+        ({"labels": 3}, "a classifier"),
+        ({"family": "bert"}, "an encoder"),
+        ({"family": "llama", "activation": "relu2"}, "activation = relu2"),
+        ({"family": "llama", "rope_scaling": RotaryScaling("yarn", 4.0)}, "rope_scaling of kind yarn"),
+        ({"family": "gemma2"}, "the family gemma2"),
+        ({"family": "mistral", "window": 8}, "sliding windows"),
+        ({"family": "qwen3", "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)}, "rope_scaling of kind llama3"),
     ],
 )  # fmt: skip
 def test_models_that_llama_cpp_computes_differently_are_errors(changes: dict[str, Any], reason: str) -> None:
@@ -122,14 +122,14 @@ def test_tokenizers_that_llama_cpp_splits_differently_are_errors(tmp_path: Path)
         pattern_of("gpt2", white_space="single"),
     ):
         (tmp_path / "tokenizer.json").write_text(trained(split).to_json())
-        with pytest.raises(InputError, match="cuts text by a pattern for which llama.cpp has no name"):
+        with pytest.raises(InputError, match=r"tokenizer\.pattern"):
             vocabulary_of(tmp_path / "tokenizer.json", ROWS)
     description: dict[str, Any] = {"model": {"type": "Unigram"}, "added_tokens": []}
-    with pytest.raises(InputError, match="is not a byte-level BPE"):
+    with pytest.raises(InputError, match="byte-level BPE"):
         pre_tokenizer(description)
     prefixed = Tokenizer.train([" ".join(WORDS)], 300, END, prefix_space=True)
     (tmp_path / "tokenizer.json").write_text(prefixed.to_json())
-    with pytest.raises(InputError, match="changes text before it is cut"):
+    with pytest.raises(InputError, match="normalizer"):
         vocabulary_of(tmp_path / "tokenizer.json", ROWS)
 
 

@@ -58,14 +58,14 @@ def test_an_encoder_is_exported_as_an_encoder(tokenizer: tuple[Path, Tokenizer],
     written = json.loads((tmp_path / "export" / "config.json").read_text())
     for wrong in (1.5, -0.1, True, "0.1"):
         (tmp_path / "config.json").write_text(json.dumps(written | {"mlp_dropout": wrong}))
-        with pytest.raises(InputError, match="config.json: mlp_dropout = .* must be a share from 0 to 1"):
+        with pytest.raises(InputError, match="config.json: mlp_dropout = "):
             dropout_keys(tmp_path)
 
 
 def test_options_no_family_has_are_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
     model = stirred(config(vocabulary=300, logit_soft_cap=30.0))
-    with pytest.raises(InputError, match=r"qwen3, the nearest, has no logit_soft_cap = 30.0"):
+    with pytest.raises(InputError, match=r"qwen3.*logit_soft_cap = 30\.0"):
         export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", torch.zeros(1, 4, dtype=torch.long), [])
     assert list(tmp_path.iterdir()) == []
 
@@ -79,15 +79,15 @@ def test_a_wrong_export_is_an_error_and_leaves_nothing(
     good = exporting.to_hugging_face
     with monkeypatch.context() as patch:
         patch.setattr(exporting, "to_hugging_face", lambda *given: {**good(*given), "rope_theta": 5.0})
-        with pytest.raises(BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by"):
+        with pytest.raises(BessemerError, match="logits .*Qwen3ForCausalLM"):
             export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(BessemerError, match="tokenizer gives other ids"):
+    with pytest.raises(BessemerError, match="'some text'"):
         export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [("some text", [1, 2])])
     names = {part.name: part.gather() for part in hub_tensors(model)}
     swapped = {**names, "model.layers.0.mlp.gate_proj.weight": names["model.layers.0.mlp.up_proj.weight"]}
     monkeypatch.setattr(exporting, "write_weights", lambda model, folder, **_: _write(swapped, folder))
-    with pytest.raises(BessemerError, match=r"tensor model.layers.0.mlp.gate_proj.weight is not the same"):
+    with pytest.raises(BessemerError, match=r"tensor model\.layers\.0\.mlp\.gate_proj\.weight"):
         export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
 
@@ -177,10 +177,8 @@ def test_a_small_export_is_one_file_and_differences_are_errors(
         reads[name] = reads.get(name, 0) + 1
         return named[name] + (name == "blocks.1.mlp.down.weight" and reads[name] > 1)
 
-    with pytest.raises(
-        BessemerError, match=r"tensor model.layers.1.mlp.down_proj.weight is not the same after reading"
-    ):
+    with pytest.raises(BessemerError, match=r"tensor model\.layers\.1\.mlp\.down_proj\.weight"):
         stream(meta_model(model.config), drifting, ExportFiles(path, made.end_of_text), tmp_path / "export")
-    with pytest.raises(BessemerError, match=r"tensor norm.weight is \[3\], not \[32\]"):
+    with pytest.raises(BessemerError, match=r"tensor norm\.weight .*\[3\].*\[32\]"):
         stream(meta_model(model.config), lambda name: torch.ones(3) if name == "norm.weight" else named[name], ExportFiles(path, made.end_of_text), tmp_path / "export")  # fmt: skip
     assert [file.name for file in tmp_path.iterdir()] == ["one"]

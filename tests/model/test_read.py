@@ -47,7 +47,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 def test_a_tied_matrix_may_be_stored_twice_but_must_be_equal(folder: Path) -> None:
     change_config(folder, tie_word_embeddings=True)
-    with pytest.raises(InputError, match="lm_head.weight is not the embedding, .*; set that to false"):
+    with pytest.raises(InputError, match=r"lm_head\.weight .*tie_word_embeddings"):
         read_model(folder)
     change_tensors(
         folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
@@ -63,7 +63,7 @@ def test_an_encoder_without_a_head_is_reported(tmp_path: Path) -> None:
         max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     BertModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"have no head of a BertForMaskedLM .*BertForMaskedLM.from_pretrained"):
+    with pytest.raises(InputError, match=r"BertForMaskedLM\.from_pretrained"):
         read_model(tmp_path)
 
 
@@ -112,13 +112,13 @@ def test_an_unsupported_configuration_is_an_error(folder: Path, changes: dict[st
 @pytest.mark.fault(30)
 def test_a_pickle_is_not_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="only pytorch_model.bin, a pickle, which could run code"):
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
         read_model(folder)
 
 
 def test_an_index_cannot_name_files_outside_its_folder(folder: Path) -> None:
     write_json(folder / "model.safetensors.index.json", {"weight_map": {Q: "../other.safetensors"}})
-    with pytest.raises(InputError, match="names a file outside its folder"):
+    with pytest.raises(InputError, match=r"\.\./other\.safetensors"):
         read_model(folder)
 
 

@@ -74,7 +74,7 @@ def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weig
     if streams:
         with ExitStack() as stack:
             streamed = stream(meta_model(config), weight_reader(checkpoints, stack), files, folder)
-        return f"{streamed} tensors in {folder}, each read back and equal; logits were not compared"
+        return f"{streamed} tensors in {folder}, each verified by reading it back; logits were not compared"
     model = open_trained(recipe, run, store, device, weights).trainer.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
@@ -170,7 +170,7 @@ def verify_export(record: Path) -> None:
     """Raise DamagedFile unless the files of an export equal its record, bessemer.json."""
     facts = read_json(record)
     if facts.pop("sha256", None) != digest(facts):
-        raise DamagedFile(f"{record}: damaged: not what was written")
+        raise DamagedFile(f"{record}: damaged: the file changed after it was written")
     verify_files(record.parent, facts["files"], "")
 
 

@@ -100,22 +100,22 @@ def architecture_of(config: ModelConfig) -> str:
 
     def refused(why: str) -> InputError:
         known = ", ".join(sorted(ARCHITECTURES))
-        return InputError(f"export --to gguf: {why}; it is for language models of the families {known}; use --to hf")
+        return InputError(f"export --to gguf: {why}; use --to hf, or a language model of the families {known}")
 
     if config.labels or not config.causal:
-        raise refused("a classifier is not a language model" if config.labels else "an encoder does not write text")
+        raise refused("a classifier is not a language model" if config.labels else "an encoder does not generate text")
     if family.name not in ARCHITECTURES:
-        raise refused(f"the family {family.name} has no architecture in llama.cpp that is known here")
+        raise refused(f"the family {family.name} has no known architecture in llama.cpp")
     architecture, scaling = ARCHITECTURES[family.name], config.rope_scaling
     for option, standard in family_standard(family, config).items():
         if option not in FREE_OPTIONS | WRITTEN and getattr(config, option) != standard:
-            raise refused(f"llama.cpp's {architecture} is not known here with {option} = {getattr(config, option)}")
+            raise refused(f"llama.cpp's {architecture} is not supported with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
-        raise refused(f"llama.cpp's {architecture} has no sliding windows, this model has")
+        raise refused(f"llama.cpp's {architecture} does not support this model's sliding windows")
     if scaling is not None and scaling.kind == "llama3" and architecture != "llama":
         raise refused(f"llama.cpp's {architecture} has no rope_scaling of kind llama3")
     if scaling is not None and scaling.kind not in ("llama3", "linear"):
-        raise refused(f"rope_scaling of kind {scaling.kind} is not written")
+        raise refused(f"rope_scaling of kind {scaling.kind} is not supported")
     return architecture
 
 
@@ -215,8 +215,8 @@ def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
         raise InputError(
-            f"export --to gguf: the tokenizer puts {list(before)} before and {list(after)} after a text; llama.cpp puts at most "
-            "one id before it, and the one that ends a text after it"
+            f"export --to gguf: the tokenizer adds {list(before)} before and {list(after)} after a text; llama.cpp adds at most "
+            "one id before it, and only the end-of-text id after it; use --to hf"
         )
     return {  # "gpt2" means byte-level BPE for any architecture
         "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.pre, "token_list": vocabulary.tokens,
@@ -289,9 +289,9 @@ def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
             and np.array_equal(np.asarray(found.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
         )
         if not is_equal:
-            raise BessemerError(f"export --to gguf: tensor {tensor.name} is not the same after reading it back")
+            raise BessemerError(f"export --to gguf: tensor {tensor.name} differs after reading it back")
     if written:
-        raise BessemerError(f"export --to gguf: the file has a tensor that was not written: {next(iter(written))}")
+        raise BessemerError(f"export --to gguf: the file has an unexpected tensor: {next(iter(written))}")
 
 
 def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
@@ -329,21 +329,21 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
     """
 
     def refused(why: str) -> InputError:
-        return InputError(f"export --to gguf: the tokenizer {why}; export it with --to hf instead")
+        return InputError(f"export --to gguf: the tokenizer {why}; use --to hf")
 
     if description["model"].get("type", "BPE") != "BPE" or description["model"].get("byte_fallback"):
-        raise refused("is not a byte-level BPE, the only kind that is written to GGUF")
+        raise refused("is not a byte-level BPE, the only supported kind")
     if description.get("normalizer") not in IGNORED_NORMALIZERS:
         kind = description["normalizer"].get("type")
-        raise refused(f"changes text before it is cut (normalizer {kind}), which llama.cpp does not")
+        raise refused(f"changes text before splitting it (normalizer {kind}), which llama.cpp does not support")
     # Only the split of text into pieces matters here. llama.cpp also matches added tokens that are not special first.
     bare = {**description, "normalizer": None, "added_tokens": [t for t in description["added_tokens"] if t["special"]]}
     shape = pre_tokenization(bare)
     if shape is None or shape.prefix_space:
-        raise refused("cuts text in a way for which llama.cpp has no name")
+        raise refused("splits text in a way that llama.cpp does not support")
     if shape.regex not in PRE_TOKENIZERS:
         raise refused(
-            "cuts text by a pattern for which llama.cpp has no name; it knows tokenizer.pattern gpt2, and gpt4 or llama3 with "
+            "splits text by a pattern unknown to llama.cpp, which supports tokenizer.pattern gpt2, and gpt4 or llama3 with "
             'digits "groups-of-three" or "single" and white_space "runs"'
         )
     return PRE_TOKENIZERS[shape.regex]

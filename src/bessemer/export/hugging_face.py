@@ -147,7 +147,7 @@ def stream(
     def value(name: str, parameter: Tensor) -> Tensor:
         values = read(name)
         if values.shape != parameter.shape:
-            raise BessemerError(f"export: tensor {name} is {list(values.shape)}, not {list(parameter.shape)}")
+            raise BessemerError(f"export: tensor {name} has shape {list(values.shape)}, not {list(parameter.shape)}")
         return values.to(parameter.dtype)
 
     with staging(folder) as staged:
@@ -155,7 +155,7 @@ def stream(
         write_files(model.config, files, staged)
         require_same_tokenizer(files, staged)
         count = require_written(model, staged, value, files.dtype_of)
-        logits = "not compared: the model was never whole in memory"
+        logits = "not compared: the model was exported tensor by tensor"
         _record(staged, {"parameters": model.config.parameters, "tensors": count, "logits": logits}, files)
     return count
 
@@ -250,7 +250,7 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
         write_json(folder / "config.json", settings | (named or dtype))
     own = read_config(folder)
     if own.with_changes(sequence_length=config.sequence_length, max_positions=config.max_positions) != config:
-        raise BessemerError(f"export: {source / 'config.json'} is not that of the weights; was it changed?")
+        raise BessemerError(f"export: {source / 'config.json'} does not belong to the weights; restore it")
 
 
 def _special_ids(files: ExportFiles) -> dict[str, Any]:

@@ -76,13 +76,13 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
         BessemerError: `transformers` computes something else.
     """
     if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {run.lock_file.name}:
-        raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
+        raise InputError(f"{run.path}: the folder is not empty; choose another name with --name")
     require_classes(source, read_config(source))
     model = read_model(source)
     config, tokenizer = model.config, read_tokenizer(source)
     if tokenizer.vocabulary > config.vocabulary:
-        has = f"the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} rows"
-        raise InputError(f"{source}: {has}; is this the model's own tokenizer?")
+        has = f"the tokenizer has {tokenizer.vocabulary} ids, the model only {config.vocabulary} embeddings"
+        raise InputError(f"{source}: {has}; use the model's own tokenizer")
     read = check_read(source, model)
     with gate.errors_about(str(source)):
         imported = replace(_compared(source, model, tokenizer, read), commit=commit)
@@ -172,11 +172,11 @@ def read_tokenizer(source: Path) -> Tokenizer:
     file = file_in(source)
     loaded = Tokenizer.load_any(file)
     if loaded.vocabulary <= len(loaded.special):
-        raise InputError(f"{file}: only {loaded.vocabulary} special tokens; put the model's own tokenizer there")
+        raise InputError(f"{file}: has only special tokens; replace it by the model's own tokenizer")
     tokens = special_tokens(loaded, [source])
     ends = end_of_text(tokens)
     if ends is None:
-        raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token, the token that ends a text; add it")
+        raise InputError(f"{source / 'tokenizer_config.json'}: eos_token is missing; add the token that ends a text")
     return Tokenizer.load(file, ends, tokens.get("mask"))
 
 

@@ -224,7 +224,7 @@ class LayerKVCache:
     """
 
     def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
-        assert config.causal, "an encoder's hidden states change with every token that follows: nothing can be kept"
+        assert config.causal, "an encoder cannot cache keys and values, since each token changes all hidden states"
         shape = (batch, config.kv_heads, config.positions_length, config.head_dim)
         self._keys, self._values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
         self.length = 0

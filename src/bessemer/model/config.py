@@ -21,7 +21,7 @@ class ModelConfig(ModelOptions):
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
-            raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")
+            raise InputError(f"model configuration: {unknown[0]!r} is unknown; update Bessemer")
         scalings = {key: RotaryScaling.from_dict(values[key]) for key in SCALINGS if values.get(key)}
         return cls(**{**values, **scalings})
 

@@ -35,11 +35,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise InputError(f"temperature: {self.temperature} is negative; 0 is greedy")
+            raise InputError(f"temperature: {self.temperature} is negative; use 0 for greedy decoding")
         if self.top_k < 0:
-            raise InputError(f"top_k: {self.top_k} is negative; 0 draws from all tokens")
+            raise InputError(f"top_k: {self.top_k} is negative; use 0 to sample from all tokens")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: {self.top_p} is not in (0, 1]; 1 draws from all tokens")
+            raise InputError(f"top_p: {self.top_p} is not in (0, 1]; use 1 to sample from all tokens")
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def complete(
     """
     ids = tokenizer.encode_marked(prompt)
     if any(token >= model.config.vocabulary for token in ids):
-        raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
+        raise InputError("the prompt has token ids beyond the model's vocabulary; use the tokenizer of the run")
     before = (tokenizer.end_of_text,) if framing is None else framing.before
     new = generate(
         model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
@@ -134,4 +134,4 @@ def require_writer(config: ModelConfig) -> None:
     """Raise InputError for a model that does not generate text, with the command to use instead."""
     if config.labels or not config.causal:
         kind = "a classifier" if config.labels else "an encoder"
-        raise InputError(f"this run's model is {kind} and writes no text; `bessemer evaluate RUN` scores it")
+        raise InputError(f"the model is {kind}, which cannot generate text; score it with `bessemer evaluate RUN`")

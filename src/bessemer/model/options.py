@@ -162,7 +162,7 @@ class ModelOptions:
         width = int(self.head_dim * self.rotary_fraction)
         if self.positions == "rotary" and width % 2:
             part = "" if self.rotary_fraction == 1 else f", of which {width} dimensions are rotated"
-            raise InputError(f"model: the width of a head is {self.head_dim}{part}; rotary positions need an even one")
+            raise InputError(f"model: head_dim is {self.head_dim}{part}; rotary positions need an even number")
         for key in SCALINGS:
             scaling: RotaryScaling | None = getattr(self, key)
             if scaling is not None and scaling.kind == "dynamic" and width == 2:

@@ -76,8 +76,8 @@ def resolve(
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
         raise InputError(
-            f"train.batch_ramp.start_tokens: {train.batch_ramp.start_tokens} is more than the global batch of {batch} tokens "
-            "it should grow to; lower it, or give train.global_batch_tokens"
+            f"train.batch_ramp.start_tokens: {train.batch_ramp.start_tokens} exceeds the final batch of {batch} "
+            "tokens; lower it, or set train.global_batch_tokens"
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
     micro = train.micro_batch or micro_batch_size(
@@ -163,8 +163,8 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(
-            "model: the recipe says no size, and there is no corpus yet from which it would follow; give model.depth, or build "
-            "the corpus first with `bessemer corpus RECIPE`"
+            "model: the recipe sets no size, and there is no corpus to derive one from; set model.depth, or build the "
+            "corpus first with `bessemer corpus RECIPE`"
         )
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
@@ -181,7 +181,7 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     found["vocabulary"] = max(found["vocabulary"], ids)
     for key, value in found.items():
         if key in model.model_fields_set and key in given and given[key] != value:
-            raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")
+            raise InputError(f"model.{key}: {given[key]} differs from {value} in {folder}; remove the key")
     read = Model.model_validate({key: value for key, value in found.items() if value is not None})
     return as_resolved(model.changed(**{key: getattr(read, key) for key in found}), ResolvedModel)
 

@@ -84,15 +84,15 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
     short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
     room = available_memory()
     unread = unread_keys(folder)
-    notes = [f"config.json: {', '.join(unread)}: not read by transformers either"] if unread else []
+    notes = [f"config.json: {', '.join(unread)}: ignored, as by transformers"] if unread else []
     kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
     if kept is None:
-        note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
+        note = f"one layer needs {_bytes(config, 1):,.0f} bytes, but only {room:,} are free"
         return ImportCheck(None, 0, config.layers, "; ".join([note, *notes]))
     worst = 0.0
     if kept < config.layers:
-        notes.append(f"the first {kept} of {config.layers} layers, as the whole does not fit into memory twice")
-    notes += [f"windows of {config.window:,} made {short} on both sides"] if short and config.window else []
+        notes.append(f"the first {kept} of {config.layers} layers, since two whole models do not fit into memory")
+    notes += [f"windows of {config.window:,} shortened to {short} in both"] if short and config.window else []
     changes = {keys["layers"]: kept} | ({"layer_types": types[:kept]} if types else {})
     for window in {0, short} if kept == config.layers else {short}:
         with understood_copy(folder, **changes, **({window_key: window} if window else {})) as copy:
@@ -118,9 +118,9 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
     wanted = _theirs(folder, theirs, sample_BT, new_head)
     for key in read & set(unread_keys(folder)):
-        raise read_settings(folder).wrong(key, f"is read by {type(theirs).__name__}, but not known; {LEFT_OVER}")
+        raise read_settings(folder).wrong(key, f"is read by {type(theirs).__name__}, but not supported; {LEFT_OVER}")
     what = f"the {'hidden states' if new_head else 'logits'} and those of transformers' {type(theirs).__name__}"
-    remedy = ". Nothing was written; please report this config.json"
+    remedy = "; nothing was written. Please report this config.json"
     return require_close(computed, wanted, f"{folder}: {what}", remedy)
 
 
@@ -134,7 +134,7 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
             return theirs.base_model(sample_BT)[0]  # type: ignore[no-any-return]
         return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
     except Exception as error:  # caused by a setting that only its forward pass reads
-        raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {one_line(error)}") from None
+        raise InputError(f"{folder}: transformers loads the model, but cannot run it: {one_line(error)}") from None
 
 
 def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
@@ -156,7 +156,7 @@ def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
             read.clear()  # the configuration's own code has read every key
             return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
     except Exception as error:  # transformers raises many types
-        raise InputError(f"{folder}: transformers does not read it: {one_line(error)}") from None
+        raise InputError(f"{folder}: transformers cannot load the model: {one_line(error)}") from None
 
 
 def _sample(config: ModelConfig, padding: int | None) -> Tensor:
@@ -189,13 +189,13 @@ def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
         name = settings.raw(key)
         known = isinstance(name, str) and isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
         if name is not None and not known:
-            raise settings.wrong(key, "is no dtype; float32, bfloat16 or float16 is expected")
+            raise settings.wrong(key, "is not a dtype; use float32, bfloat16 or float16")
     warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
     template = chat_template(folder)
     try:
         render(template or "", {}, [{"role": "user", "content": "a"}])
     except InputError as error:
-        warnings.append(f"{folder}: {error}; `bessemer chat` needs --template")
+        warnings.append(f"{folder}: {error}; use `bessemer chat` with --template")
     return warnings
 
 
@@ -204,7 +204,7 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
     settings = read_settings(folder)
     if config.labels == 1 or (config.labels and settings.raw("problem_type") == "regression"):
         raise InputError(
-            f"{settings.path}: its head is a regression, not a classifier; model.from takes its body alone"
+            f"{settings.path}: its head is a regression, not a classifier; use its body only, with model.from"
         )
 
 
@@ -218,9 +218,9 @@ def _ids(folder: Path, config: ModelConfig) -> list[str]:
                 continue
             what = f"{folder / name}: {role}_token_id = {beyond[0]} is beyond the vocabulary of {config.vocabulary} ids"
             if role == "pad":
-                raise InputError(f"{what}, so nothing can be padded with it; give that of the tokenizer, or null")
+                raise InputError(f"{what}; set it to the tokenizer's, or to null")
             if config.causal and not config.labels:
-                warnings.append(f"{what}: it is ignored")
+                warnings.append(f"{what}, and is ignored")
                 break
     return warnings
 
@@ -230,8 +230,8 @@ def _classes(settings: ForeignConfig, labels: int) -> list[str]:
     named, numbers = settings.table("id2label"), settings.table("label2id")
     names = {number: named.raw(number) for number in named}
     if names and sorted(names) != sorted(map(str, range(labels))):
-        raise settings.wrong("id2label", f"does not name the classes 0 to {labels - 1}, each once")
+        raise settings.wrong("id2label", f"must name each class from 0 to {labels - 1} once")
     different = [name for name in numbers if names and names.get(str(numbers.raw(name))) != name]
     if different:
-        return [f"{settings.path}: label2id and id2label differ for {different[0]!r}; id2label is taken"]
+        return [f"{settings.path}: label2id and id2label differ for {different[0]!r}; using id2label"]
     return []

@@ -36,7 +36,7 @@ FREE_OPTIONS = {
     "vocabulary", "layers", "width", "heads", "mlp_width", "sequence_length", "max_positions", "norm_eps", "tie_embeddings",
     "rope_theta", "rope_scaling", "global_every", "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
-LEFT_OVER = "remove it if it is a left-over"
+LEFT_OVER = "remove it if it has no effect"
 MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
 REQUIRED = (
     "vocabulary",
@@ -56,10 +56,10 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     """
     model = recipe.model
     if model.layers is None or model.width is None or model.heads is None:
-        raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
+        raise InputError("model: layers, width or heads is not set; resolve the recipe first")
     if model.vocabulary is not None and model.vocabulary < vocabulary:
-        few = f"{model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
-        raise InputError(f"model.vocabulary: {few}; give more, or tokenizer.path the model's own tokenizer")
+        few = f"{model.vocabulary} is below the tokenizer's {vocabulary} ids"
+        raise InputError(f"model.vocabulary: {few}; increase it, or set tokenizer.path to the model's own tokenizer")
     chosen = model.model_dump(exclude_none=True)
     settings = family_named(model.family).options | {key: value for key, value in chosen.items() if key in OPTIONS}
     given = {
@@ -88,7 +88,7 @@ def family_of(config: ModelConfig) -> ModelFamily:
     nearest, reasons = min(obstacles.items(), key=lambda item: len(item[1]))
     if reasons:
         lacks = ", no ".join(reasons)
-        raise InputError(f"model: no family of transformers has it; {nearest.name}, the nearest, has no {lacks}")
+        raise InputError(f"model: no model family supports it; {nearest.name}, the nearest, has no {lacks}")
     return nearest
 
 
@@ -157,7 +157,7 @@ def read_config(folder: Path) -> ModelConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, ("model", *first["loc"])))
-        raise InputError(f"{settings.path}: says {key} = {str(first['input'])[:60]}: {first['msg']}") from None
+        raise InputError(f"{settings.path}: {key} = {str(first['input'])[:60]}: {first['msg']}") from None
     return config
 
 
@@ -165,7 +165,7 @@ def read_settings(folder: Path) -> ForeignConfig:
     """Return the folder's config.json. Raises InputError if it is missing or not a table of settings."""
     path = foreign_file(folder, "config.json")
     if not path.exists():
-        raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout")
+        raise InputError(f"{path}: file not found; `hf:` needs a folder in the Hugging Face layout")
     return ForeignConfig(path, read_table(path))
 
 
@@ -199,7 +199,7 @@ def _model_keys(config: ModelConfig) -> Values:
 def _family(settings: ForeignConfig) -> ModelFamily:
     for key in ("quantization_config", "compression_config"):
         if settings.raw(key) is not None:
-            raise InputError(f"{settings.path}: {key}: quantised weights are not read; take the unquantised version")
+            raise InputError(f"{settings.path}: {key}: quantised weights are not supported; use the unquantised model")
     name = settings.raw("model_type")
     try:
         return family_of_type(str(name))
@@ -227,11 +227,11 @@ def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
     """
     for key in settings:
         if key in READ_ANYWHERE - family.known and settings.raw(key) is not None:
-            raise settings.wrong(key, f"is read by transformers, but not known for {family.name}; {LEFT_OVER}")
+            raise settings.wrong(key, f"is read by transformers, but not supported for {family.name}; {LEFT_OVER}")
     for key, wanted in (FIXED | family.fixed).items():
         value = settings.raw(key)
         if key not in family.reads and value != wanted and (value or (wanted and value is not None)):
-            raise settings.wrong(key, f"is not supported; only {wanted!r} is")
+            raise settings.wrong(key, f"is not supported; use {wanted!r}")
 
 
 def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
@@ -250,7 +250,7 @@ def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
         else:
             values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
     if values["layers"] > MAX_LAYERS:  # limits the length of lists with an entry per layer
-        raise settings.wrong(family.keys["layers"], f"is more than {MAX_LAYERS} layers")
+        raise settings.wrong(family.keys["layers"], f"exceeds the limit of {MAX_LAYERS} layers")
     return values
 
 
@@ -264,7 +264,7 @@ def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Va
         raise settings.wrong(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
     head_dim = values.get("head_dim", width // heads)
     if values.get("positions", "rotary") == "rotary" and head_dim % 2:
-        raise InputError(f"{settings.path}: the width of a head is {head_dim}; rotary positions need an even one")
+        raise InputError(f"{settings.path}: head_dim is {head_dim}; rotary positions need an even number")
     return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}
 
 
@@ -272,5 +272,5 @@ def _labels(settings: ForeignConfig) -> int:
     """Return the number of classes: that of the names, else num_labels, else 2 as in transformers."""
     number = settings.integer("num_labels", 2)
     if number > MAX_LABELS:
-        raise settings.wrong("num_labels", f"is more than {MAX_LABELS}")
+        raise settings.wrong("num_labels", f"exceeds the limit of {MAX_LABELS}")
     return len(list(settings.table("id2label"))) or number

@@ -35,7 +35,7 @@ def _rule(value: Any) -> ConfigRule:
         for method, count in (("read", 2), ("write", 1), ("obstacles", 1)):
             inspect.signature(getattr(value, method)).bind(*range(count))
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{value!r} is no rule ({error})") from None
+        raise ValueError(f"{value!r} is not a rule ({error})") from None
     return value  # type: ignore[no-any-return]
 
 
@@ -104,7 +104,7 @@ class ModelFamily(ExtensionBase):
         super().__pydantic_init_subclass__(**kwargs)
         own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
         if cls.like not in ("", *FAMILIES):
-            raise cls.wrong("like", f"{cls.like!r} is no built-in family{_near(cls.like, FAMILIES)}")
+            raise cls.wrong("like", f"{cls.like!r} is not a built-in family{_near(cls.like, FAMILIES)}")
         base = type(FAMILIES[cls.like]) if "like" in own else cls.__mro__[1]
         facts: Values = {fact: getattr(base, fact) for fact in ModelFamily.__annotations__}
         facts |= {"title": cls.__name__, "classifier": "", "harmless": (), "examples": {}}
@@ -144,10 +144,10 @@ class ModelFamily(ExtensionBase):
                 raise cls.wrong("options", f"{option} = {value!r}: {error.errors()[0]['msg']}") from None
         for fact in ("model_type", "architecture"):
             if (name := getattr(cls, fact)) in ("", *(getattr(family, fact) for family in FAMILIES.values())):
-                raise cls.wrong(fact, f"{name!r} is not the name of this family alone")
+                raise cls.wrong(fact, f"{name!r} is empty or belongs to a built-in family; choose another name")
         if cls.model_fields:
             field = next(iter(cls.model_fields))
-            raise cls.wrong(field, f"a family has no such fact{_near(field, ModelFamily.__annotations__)}")
+            raise cls.wrong(field, f"unknown attribute of a family{_near(field, ModelFamily.__annotations__)}")
 
     @classmethod
     def wrong(cls, fact: str, what: str) -> InputError:
@@ -175,7 +175,7 @@ class ModelFamily(ExtensionBase):
                 if not isinstance(result, list if part == "obstacles" else dict):
                     raise TypeError(f"returned {result!r}")
                 if unknown := [option for option in result if part == "read" and option not in OPTIONS]:
-                    raise ValueError(f"{unknown[0]!r} is no option")
+                    raise ValueError(f"{unknown[0]!r} is not a model option")
             except BessemerError:
                 raise
             except Exception as error:
@@ -216,16 +216,16 @@ def family_of_type(model_type: str) -> ModelFamily:
     Raises InputError if there is none, or if its class cannot be used.
     """
     if model_type not in BY_TYPE and ":" in model_type:  # would name a file, which a foreign config.json must not load
-        raise InputError("no family has this model_type")
+        raise InputError("it may not name a file")
     family = BY_TYPE.get(model_type) or family_named(model_type)
     if family.model_type != model_type:
-        raise family.wrong("model_type", f"{family.model_type!r} is not the name of its entry point, {model_type!r}")
+        raise family.wrong("model_type", f"{family.model_type!r} differs from its entry point, {model_type!r}")
     return family
 
 
 def _near(name: str, names: Iterable[str]) -> str:
     near = nearest(name, list(names))
-    return f"; did you mean {near}?" if near else f"; there are {', '.join(names)}"
+    return f"; did you mean {near}?" if near else f"; use one of {', '.join(names)}"
 
 
 def _value(value: Any) -> Any:

@@ -90,7 +90,7 @@ def verify(
         try:
             theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
         except Exception as error:  # transformers raises many types
-            raise BessemerError(f"transformers does not load it: {one_line(error)}{family.about('keys')}") from None
+            raise BessemerError(f"transformers cannot load it: {one_line(error)}{family.about('keys')}") from None
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
         raise BessemerError(f"transformers loads a {type(theirs).__name__}, not a {architecture}")
@@ -102,9 +102,9 @@ def verify(
                 f"transformers' {architecture} has no tensor {tensor.name}{family.about_tensor(tensor.name)}"
             )
         if not torch.equal(loaded[tensor.name], tensor.gather()):
-            raise BessemerError(f"tensor {tensor.name} is not the same after loading it with transformers")
+            raise BessemerError(f"tensor {tensor.name} differs after loading it with transformers")
     for name in (name for name in loaded if name not in compared and not is_unread(name, family, config)):
-        raise BessemerError(f"transformers' {architecture} has another tensor, {name}{family.about_tensor(name)}")
+        raise BessemerError(f"transformers' {architecture} has an additional tensor {name}{family.about_tensor(name)}")
     what = f"the logits of transformers' {architecture}{family.about('options')}"
     difference = require_close(logits_of(ours, sample_BT), theirs(sample_BT).logits, what)
     tokenizer = load_tokenizer(folder)
@@ -160,7 +160,7 @@ def load_tokenizer(folder: Path) -> Any:
         try:
             return load(copy, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # transformers raises many types
-            raise InputError(f"transformers does not read its tokenizer: {one_line(error)}") from None
+            raise InputError(f"transformers cannot load the tokenizer: {one_line(error)}") from None
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def framing_of(tokenizer: Any) -> Framing:
     """Return the ids that a tokenizer of `transformers` puts around a text by default."""
     framing = framing_between(tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"])
     if framing is None:
-        raise BessemerError("a tokenizer that changes the ids of a text when it adds special tokens is not supported")
+        raise BessemerError("tokenizers whose special tokens change the ids of the text are not supported")
     return framing
 
 
@@ -217,7 +217,7 @@ def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: lis
     if theirs != wanted:
         place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
         raise BessemerError(
-            f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
+            f"transformers' tokenizer gives other ids for the text {text[:60]!r}: "
             f"{theirs[place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
         )
 
@@ -255,7 +255,7 @@ def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
             inside_BT = torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
             wanted, scores = wanted[encoded["attention_mask"].bool()], scores[inside_BT]
         if wanted.shape != scores.shape:
-            raise BessemerError(f"a batch of texts gives {list(wanted.shape)} scores, here {list(scores.shape)}")
+            raise BessemerError(f"a batch has {list(wanted.shape)} scores in transformers, here {list(scores.shape)}")
         require_close(wanted, scores, "the scores of a batch of texts")
 
 

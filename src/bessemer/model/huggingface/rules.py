@@ -37,7 +37,7 @@ class ForeignConfig:
     def __init__(self, path: Path, values: Any, inside: str = "") -> None:
         if not isinstance(values, Mapping):
             what = f"{inside.rstrip('.')} is" if inside else "holds"
-            raise InputError(f"{path}: {what} {_kind(values)}; a table of settings is expected")
+            raise InputError(f"{path}: {what} {_kind(values)}, not a table of settings")
         self.path = path
         self._values, self._inside = values, inside
 
@@ -158,7 +158,7 @@ def read_activation(settings: ForeignConfig, key: str, default: str = "") -> Act
     """Return our name of an activation. Raises InputError for one that is not supported."""
     name = settings.text(key, default)
     if name not in ACTIVATIONS:
-        raise settings.wrong(key, f"is not supported; supported: {', '.join(ACTIVATIONS)}")
+        raise settings.wrong(key, f"is not supported; use one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -214,7 +214,7 @@ def same_window(default: int) -> ConfigRule:
         lambda config: {"sliding_window": config.window or None},
         unless(
             lambda c: not c.window or all(c.window_of(layer) for layer in range(c.layers)),
-            "layers without a window beside those with one",
+            "layers with and without a window",
         ),
         free=("window",),
     )
@@ -227,9 +227,9 @@ def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int
     types = settings.texts("layer_types")
     unknown = [kind for kind in types if kind not in (WINDOWED, GLOBAL)]
     if unknown:
-        raise settings.wrong("layer_types", f"has {unknown[0]!r}; only {GLOBAL} and {WINDOWED} are supported")
+        raise settings.wrong("layer_types", f"has {unknown[0]!r}; use only {GLOBAL} and {WINDOWED}")
     if len(types) != layers:
-        raise settings.wrong("layer_types", f"has the length {len(types)} for {counted(layers, 'layer')}")
+        raise settings.wrong("layer_types", f"has {len(types)} entries for {counted(layers, 'layer')}")
     return types
 
 
@@ -262,7 +262,7 @@ def _windows(
     if WINDOWED not in types:
         return {"window": 0}
     if not width:
-        raise settings.wrong("layer_types", f"has {WINDOWED} layers, but {keys} no width")
+        raise settings.wrong("layer_types", f"has {WINDOWED} layers, but {keys} no window size")
     return {"window": width, **_pattern(types)}
 
 
@@ -322,7 +322,7 @@ def _read_unrotated(settings: ForeignConfig, values: Values) -> Values:
     rotated, every = settings.integers("no_rope_layers"), settings.integer("no_rope_layer_interval", 4)
     rotated = rotated or [int((layer + 1) % every != 0) for layer in range(layers)]
     if len(rotated) < layers:
-        raise settings.wrong("no_rope_layers", f"has the length {len(rotated)} for {counted(layers, 'layer')}")
+        raise settings.wrong("no_rope_layers", f"has {len(rotated)} entries for {counted(layers, 'layer')}")
     without = tuple(layer for layer in range(layers) if not rotated[layer])
     regular = without and without == tuple(range(without[0], layers, without[0] + 1))
     return {"unrotated_every": without[0] + 1 if regular else 0, "unrotated_layers": () if regular else without}
@@ -388,7 +388,7 @@ EXACT_GELU_HEAD = ConfigRule(  # the layer before the output uses GELU even if t
 
 def _read_head_activation(settings: ForeignConfig, values: Values) -> Values:
     if read_activation(settings, "classifier_activation", "gelu") != values["activation"]:
-        raise settings.wrong("classifier_activation", "is not supported; only the same as hidden_activation is")
+        raise settings.wrong("classifier_activation", "is not supported; use the value of hidden_activation")
     return {}
 
 

@@ -27,7 +27,7 @@ def require_same_keys(family: ModelFamily) -> None:
     theirs = kind().to_dict()
     if unknown := sorted(theirs.keys() - family.known):
         raise family.wrong(
-            "keys", f"{kind.__name__} has {unknown[0]!r}; name it in a rule, or in fixed, dropout or harmless"
+            "keys", f"{kind.__name__} has {unknown[0]!r}; list it in a rule, or in fixed, dropout or harmless"
         )
     standard = {field.name: field.default for field in fields(ModelConfig)} | family.options | family.defaults
     required = {*REQUIRED, *({"kv_heads", "head_dim"} - family.defaults.keys())}

@@ -172,11 +172,11 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     family = family_named(own.family)
     weights = WeightsFolder(folder, family.base_prefix)
     if config.layers > len(weights.shapes):
-        raise InputError(f"{folder}: config.json has {config.layers} layers, the weights {len(weights.shapes)} tensors")
+        raise InputError(f"{folder}: config.json has {config.layers} layers, the files {len(weights.shapes)} tensors")
     try:  # the meta device allocates no memory, even for a wrong config.json
         expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family_named(own.family))}
     except (RuntimeError, OverflowError) as error:  # a tensor has more elements than an integer can count
-        raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
+        raise InputError(f"{folder}: the model of config.json is too large for any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
     optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(HEADS)}
     _require_names(weights, expected, optional, family, config, new_head)
@@ -184,7 +184,7 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
         theirs, shape = weights.name_of(name), _stored_shape(tensor, own)
         if theirs is not None and name not in optional and weights.shapes[theirs] != shape:
             has = list(weights.shapes[theirs])
-            raise InputError(f"{folder}: tensor {theirs} is {has}, config.json makes it {list(shape)}")
+            raise InputError(f"{folder}: tensor {theirs} has shape {has}, but config.json needs {list(shape)}")
     return weights
 
 
@@ -214,13 +214,13 @@ def _require_names(
     if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
-            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); give it one with "
+            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); add one with "
             f"{wanted}.from_pretrained(FOLDER).save_pretrained(OTHER), and the same with AutoTokenizer"
         )
     if absent:
-        raise InputError(f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)")
+        raise InputError(f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} missing)")
     if extra:
-        raise InputError(f"{folder}: tensor {extra[0]} is no part of what config.json describes ({len(extra)} are not)")
+        raise InputError(f"{folder}: tensor {extra[0]} does not belong to this config.json ({len(extra)} in all)")
 
 
 def is_unread(name: str, family: ModelFamily, config: ModelConfig, new_head: bool = False) -> bool:
@@ -243,8 +243,8 @@ def _require_tied(weights: WeightsFolder, family: ModelFamily, embedding_VD: Ten
     """Raise InputError if a folder declares its matrices tied but has a different output matrix."""
     for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
-            said = "though config.json says tie_word_embeddings"
-            raise InputError(f"{weights.folder}: {name} is not the embedding, {said}; set that to false")
+            has = "but config.json has tie_word_embeddings = true"
+            raise InputError(f"{weights.folder}: {name} differs from the embedding, {has}; set it to false")
 
 
 class WeightsFolder:
@@ -288,9 +288,9 @@ class WeightsFolder:
         tensor = self.read(name)
         if tensor.dtype not in _DTYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise InputError(f"{self.folder}: tensor {name} is {dtype}; only float32, bfloat16 and float16 are read")
+            raise InputError(f"{self.folder}: tensor {name} is {dtype}; use float32, bfloat16 or float16")
         if count := int((~torch.isfinite(tensor)).sum()):
-            raise InputError(f"{self.folder}: tensor {name} has {count} values that are not finite: it is damaged")
+            raise InputError(f"{self.folder}: tensor {name} is damaged: {count} values are not finite")
         return tensor.float()
 
 
@@ -302,7 +302,7 @@ def _weight_files(folder: Path) -> list[str]:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             files = sorted({str(Path(name)) for name in names})
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index}: is not an index of weights: {type(error).__name__}: {error}") from None
+            raise InputError(f"{index}: not a valid index of weights: {type(error).__name__}: {error}") from None
         for file in files:
             if Path(file).name != file:
                 raise InputError(f"{index}: names a file outside its folder: {file}")
@@ -316,13 +316,13 @@ def _weight_files(folder: Path) -> list[str]:
         f", only {others[0]}, a pickle, which could run code; if you trust it, convert it once with "
         f"transformers: AutoModel...from_pretrained({str(folder)!r}).save_pretrained(OTHER)"
     )
-    raise InputError(f"{folder}: has no model.safetensors" + (only if others else ""))
+    raise InputError(f"{folder}: model.safetensors is missing" + (only if others else ""))
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
     with contextlib.suppress(OSError), path.open("rb") as stream:
         if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            return "it is a pointer of Git LFS, not the weights; run `git lfs pull` in that folder"
+            return "it is a Git LFS pointer, not the weights; run `git lfs pull` in that folder"
     return str(error)
 
 
@@ -378,6 +378,6 @@ def require_written(
     for tensor in hub_tensors(model, value):
         with safe_open(folder / file_of.get(tensor.name, "model.safetensors"), framework="pt") as file:
             if not torch.equal(file.get_tensor(tensor.name), tensor.gather().to(dtype_of(tensor.name))):
-                raise BessemerError(f"export: tensor {tensor.name} is not the same after reading it back")
+                raise BessemerError(f"export: tensor {tensor.name} differs after reading it back")
         count += 1
     return count
