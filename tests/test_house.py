@@ -132,7 +132,7 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
     [
         ("ray numba pyarrow resiliparse fastwarc gigatoken plotly", "train.loop train.state export.hugging_face workflow.stages"),
         ("torch safetensors transformers tensorboard plotly", "workflow.stages corpus.pipeline tokens.build tokens.loader"),
-        ("torch pyarrow", "model.recipe_defaults plan.local_plan plan.schedule_table"),
+        ("torch pyarrow", "model.recipe_defaults plan.local_plan"),
     ],
     ids=["training", "data", "plans"],
 )  # fmt: skip

@@ -36,16 +36,6 @@ def test_keys_of_a_plan_are_consistent(capsys: pytest.CaptureFixture[str]) -> No
     assert found["fits"]
 
 
-def test_plans_can_be_compared_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
-    found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
-    assert [one["changes"] for one in found["what_if"]] == ["gpus=128", "device=H200"]
-    assert found["what_if"][0]["devices"] == 128 and found["what_if"][0]["days"] < found["days"]
-    assert found["what_if"][1]["device"].startswith("H200")
-    assert run_command(["plan", *asked, "--what-if", "gpus=128"]) == 0
-    assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
-
-
 LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
 
 
@@ -55,21 +45,15 @@ LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
         "", "--params 7B", "--gpus 8xH100", "--params 7B --gpus 8xH1O0", "--params 7B --gpus H100", "--params 1B --gpus 100",
         "--params 500T --gpus 8xH100", "--params 7B --tokens 1T --days 3 --gpus 8xH100", "--flops 1 --gpus 8xH100",
         "--days 3 --gpus 8xH100 --set train.steps=9", "--days 3 --money 5 --gpus 8xH100", "--days 3", "--money 1M --gpus 8xMI300X",
-        "llama-7b --days 3", "llama-7b --unique 1M", "llama-7b --what-if seq=1024", "llama-7b --price 2", "llama-2-70b",
-        "--devices --gpus 4xH100", "--model list --price 2", "--params 7B --gpus 8xH100 --what-if gpu=3",
-        "--params 1B --gpus 8xH100 --what-if gpus=16 --what-if tp=7", "--params 7B --gpus 8xH100 --what-if gpus=1 --what-if gpus=16",
+        "llama-7b --days 3", "llama-7b --price 2", "llama-2-70b",
+        "--devices --gpus 4xH100", "--model list --price 2", 
         "--params 1B --gpus 10000000xH100 --tokens 20B", "--model qwen3-30b-a3b --gpus 64xH100 --framework fsdp",
         "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
         *(f"--gpus 8xH100 {budget}" for budget in ("--days -5", "--money -5", "--params 7B --days 1e-9")),
-        *(f"--params 1B --gpus 8xH100 --what-if {change}" for change in ("gpus", "gpus=", "=3", "tp=2,tensor=4")),
         *(f"{LLAMA} {given}" for given in (
             "--zero 2 --set parallel.schedule=zbv", "--pp 1 --set parallel.schedule=interleaved", "--dp 64 --tp 8", "--tp 3",
             "--set parallel.replicate=64 --zero 3", "--zero 0", "--params 7B", "--price 2 --set cluster.price=5",
             "--set cluster.device=A100",
-        )),
-        *(f"--schedule {schedule}" for schedule in (
-            "1f1b", "1f1b:4x8 --gpus 8xH100", "1f1:4x8", "zbv:4x8x4", "dualpipev:4x4", "interleaved:4x2", "1f1b:4x1", "zbv:4x3",
-            "gpipe:13x4 gpt2-124m",
         )),
     ],
 )  # fmt: skip
@@ -87,7 +71,7 @@ def test_training_options_also_apply_to_a_plan_of_this_machine(capsys: pytest.Ca
         assert short[name] == long[name], name
     assert short["flops_per_token"] < whole["flops_per_token"] and short["layout"]["recompute"] == "full"
     assert run_command(["plan", "llama-7b", "--seq", "1k", "--set", "tokens.sequence_length=512"]) == 2
-    assert "set the same thing" in capsys.readouterr().err
+    assert "tokens.sequence_length" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -178,9 +162,8 @@ def test_a_given_batch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_device_without_bf16_is_planned_in_fp16_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
+    found = planned(capsys, "--params", "1B", "--gpus", "8xV100")
     assert found["precision"] == "fp16" and "V100 SXM 32GB has no bf16" in found["notes"][0]
-    assert found["what_if"][0]["precision"] == "bf16" and found["what_if"][0]["notes"] == []
     wide = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")
     assert wide["step_seconds"] > 3 * found["step_seconds"]
     path = tmp_path / "mine.toml"
@@ -202,21 +185,19 @@ def test_the_plan_of_palm_on_two_pods_matches_its_published_mfu(capsys: pytest.C
     assert run_command(["plan", *palm, "--framework", "bessemer"]) == 2
 
 
-@pytest.mark.parametrize("price", [("--price", "2"), ("--set", "cluster.price=2")])
-def test_a_price_applies_to_the_device_it_was_given_with(
-    capsys: pytest.CaptureFixture[str], price: tuple[str, str]
-) -> None:
-    asked = ("--params", "3B", "--tokens", "300B", "--gpus", "100xH100", *price)
-    found = planned(
-        capsys, *asked, "--what-if", "device=A100", "--what-if", "device=A100,price=2", "--what-if", "gpus=64"
-    )
-    prices = [one["price"]["dollars_per_device_hour"] for one in (found, *found["what_if"])]
-    assert prices == [2.0, devices.find("A100").price, 2.0, 2.0]
-    noted = [
-        any("the price is the catalogue's, if any, of A100" in note for note in one["notes"])
-        for one in found["what_if"]
-    ]
-    assert noted == [True, False, False]
+@pytest.mark.parametrize(
+    ("device", "words", "price", "is_noted"),
+    [("H100", (), 2.0, False), ("A100", (), None, True), ("A100", ("--price", "3"), 3.0, False)],
+)
+def test_the_price_of_a_recipe_is_that_of_its_device(
+    device: str, words: tuple[str, ...], price: float | None, is_noted: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "mine.toml"
+    path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "H100"\ndevices = 8\nprice = 2\n')
+    found = planned(capsys, str(path), "--gpus", f"16x{device}", *words)
+    assert found["price"]["dollars_per_device_hour"] == (price or devices.find(device).price)
+    assert any("price" in note for note in found["notes"]) == is_noted
 
 
 def test_a_batch_of_more_than_all_tokens_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +273,7 @@ def test_the_bubble_in_a_plan_of_this_machine_equals_that_of_its_schedule(capsys
 @pytest.mark.parametrize(
     ("arguments", "sections"),
     [
-        ((*CLUSTER, "--what-if", "gpus=32"), ("facts", "what-if", "memory", "step")),
+        (CLUSTER, ("facts", "memory", "step")),
         (("llama-7b",), ("facts", "memory")),
     ],
 )
@@ -305,6 +286,6 @@ def test_a_plan_is_written_as_a_page(
     assert run_command(["plan", *arguments, "--html", str(page)]) == 0
     assert str(page) in capsys.readouterr().out
     html = page.read_text(encoding="utf-8")
-    assert html.startswith("<!doctype html>") and ("gpus=32" in html) == ("what-if" in sections)
+    assert html.startswith("<!doctype html>")
     for section in sections:
         assert f'<section id="{section}">' in html

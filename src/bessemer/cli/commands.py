@@ -112,10 +112,7 @@ COMMANDS = (
         option("recipe", argparse.SUPPRESS, nargs="?"),
         OVERRIDES, TRUST_CODE,
         flag("--search", "list the layouts that fit, and why others do not"),
-        option("--what-if", "compare with a plan that has these changes, such as gpus=64,precision=fp8", action="append",
-               default=[], metavar="NAME=VALUE,..."),
         flag("--devices", "list the known devices"),
-        option("--schedule", "draw a pipeline schedule, such as 1f1b:4x8 (ranks x micro-batches)", metavar="NAME:PxM"),
         option("--html", "also write the plan as a page", metavar="FILE"),
     ), groups={  # values stay text, because plan/plan_request.py parses 70B and 2048xH100
         "without a recipe, or in place of its values": (
@@ -126,7 +123,6 @@ COMMANDS = (
             option("--model", "a published shape, such as llama-3-70b; list: all of them", metavar="NAME"),
             option("--params", "number of parameters, for example 70B", metavar="N"),
             option("--tokens", "tokens to train on, for example 2T", metavar="N"),
-            option("--unique", "unique tokens, if fewer than --tokens", metavar="N"),
             option("--seq", "tokens per sequence (default 4096)", metavar="N"),
             option("--batch", "tokens per step, for example 4M", metavar="N"),
             option("--precision", "bf16, fp8, ...", metavar="NAME"),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.cli import planning, runs
+from bessemer.cli import runs
 from bessemer.common.console import amount, text_table
 from bessemer.common.errors import InputError
 from bessemer.run.files import require_output_path
@@ -17,32 +17,20 @@ if TYPE_CHECKING:
 
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.plan_request import PlanRequest
-    from bessemer.plan.plan_result import PlanResult
 
-# Options that are short names of recipe keys (plan/plan_request.py).
-SHORT_NAMES = (
-    "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
-    "zero", "price", "framework", "catalogue",
-)  # fmt: skip
-# Short names of training keys, which a plan of this machine has too
+# Short names of training keys, which a plan of this machine has too.
 OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_batch")
-
-# Options that replace the plan by another output, with the clause that rejects other options and the options they allow
-ALONE = {
-    "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
-    "schedule": ("draws a pipeline and plans nothing else", ()),
-}
 
 
 def plan(args: argparse.Namespace) -> Any:
     """Plan for the cluster that the arguments name, else for this machine."""
+    from bessemer.plan.plan_request import SHORT_NAMES
+
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
     args.trust_code = args.trust_code or None  # a plan loads only the code of schedules and optimizers
     _require_used(args)
     if args.devices:
-        return planning.devices(args)
-    if args.schedule is not None:
-        return planning.schedule(args)
+        return _devices(args)
     if args.model == "list":
         return _models(args)
     if args.recipe is None and not (_given(args) or args.overrides):
@@ -57,19 +45,19 @@ def plan(args: argparse.Namespace) -> Any:
 def _given(args: argparse.Namespace) -> list[str]:
     """Return the names of the planning options that are given."""
     from bessemer.plan.budget import BUDGETS
+    from bessemer.plan.plan_request import SHORT_NAMES
 
-    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
+    names = (*SHORT_NAMES, *BUDGETS, "search", "html", "devices")
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
 
 def _require_used(args: argparse.Namespace) -> None:
     """Raise InputError for an option that has no effect with the other options."""
-    given = _given(args)
-    alone = dict(ALONE) | ({"model": ("list prints the known names", ())} if args.model == "list" else {})
-    for mode, (what, others) in alone.items():
-        unused = [name for name in given if name not in (mode, *others)]
-        if mode in given and unused:
-            raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
+    lists: dict[str, tuple[str, ...]] = {"--devices": ("devices", "catalogue")} if args.devices else {}
+    lists |= {"--model list": ("model",)} if args.model == "list" else {}
+    for mode, used in lists.items():
+        if unused := [name for name in _given(args) if name not in used]:
+            raise InputError(f"{mode} prints a list and plans nothing: remove --{unused[0].replace('_', '-')}")
 
 
 def _best_use(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,6 +86,15 @@ def _is_for_a_cluster(args: argparse.Namespace) -> bool:
     # Short names may fix conflicts between keys, such as --batch for --set parallel.shard, so the recipe is read as a draft.
     recipe = load(args.recipe, args.overrides, may_be_unnamed=True, is_draft=True)
     return recipe.cluster.device is not None
+
+
+def _devices(args: argparse.Namespace) -> Any:
+    from bessemer.plan.devices import catalogue, devices_table
+
+    entries = list(catalogue(Path(args.catalogue) if args.catalogue else None).values())
+    if not args.json:
+        print(devices_table(entries))
+    return [asdict(device) for device in entries]
 
 
 def _models(args: argparse.Namespace) -> Any:
@@ -159,7 +156,6 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     needs.
     """
     from bessemer.plan import plan_request
-    from bessemer.plan.plan_request import PlanRequest
     from bessemer.recipe import load
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
@@ -167,31 +163,27 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
         raise InputError(f"plan: --{name} is of a plan for devices; name them by --gpus 8xH100 (or cluster.device)")
     if not requested:
         return []
-    recipe = load(args.recipe, args.overrides, is_draft=True)
-    plan_request.require_one_value(requested, tuple(args.overrides))
-    changed = plan_request.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
-    keys = [plan_request.PLAIN[name][0] for name in requested]
-    return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
+    request = plan_request.from_recipe(
+        lambda overrides, is_draft: load(args.recipe, overrides, is_draft=is_draft), requested, args.overrides
+    )
+    keys = [plan_request.KEYS[name][0].split(".") for name in requested]
+    return [f"{table}.{key}={getattr(getattr(request.recipe, table), key)}" for table, key in keys]
 
 
 # --- On a cluster -----------------------------------------------------------------------------------------------------
 
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
-    from bessemer.plan import plan_request, plan_result
-    from bessemer.plan.tables import plan_table, search_table, what_if_table
+    from bessemer.plan import plan_result
+    from bessemer.plan.tables import plan_table, search_table
     from bessemer.workflow.choose_layout import planned as plan_of
 
     write, job = _page_writer(args), _requested_job(args, requested)
-    changed = [plan_request.with_what_if(job, changes) for changes in args.what_if]
-    unique = None if args.unique is None else plan_request.number(args.unique, "--unique")
-    planned = plan_of(job, searched=args.search, unique=unique)
-    what_ifs = plan_request.plan_what_ifs(changed, args.what_if, lambda one: plan_of(one, unique=unique))
-    if (limit := _budget_of(args)) is not None:
-        planned, what_ifs = limit.noted(planned), [limit.noted(one) for one in what_ifs]
+    planned, limit = plan_of(job, searched=args.search), _budget_of(args)
+    if limit is not None:
+        planned = limit.noted(planned)
     if not args.json:
-        titles = ["as asked", *args.what_if]
-        print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
+        print(plan_table(planned))
         if args.search and planned.found is not None:
             print("\n" + search_table(planned.found, planned.job.cluster.devices))
     if write is not None:
@@ -200,17 +192,9 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
             f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
         )
-        write(render(planned, name=name, beside=what_ifs, titles=args.what_if))
-
-    def to_dict(one: PlanResult, is_searched: bool = False) -> dict[str, Any]:
-        return plan_result.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})
-
+        write(render(planned, name=name))
     args.exit_code = int(not planned.fits)
-    values = to_dict(planned, args.search)
-    if what_ifs:
-        changed_plans = zip(args.what_if, what_ifs, strict=True)
-        values["what_if"] = [{"changes": changes, **to_dict(one)} for changes, one in changed_plans]
-    return values
+    return plan_result.to_dict(planned, args.search) | ({} if limit is None else {"budget": limit.to_dict(planned)})
 
 
 def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
@@ -247,8 +231,8 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
         return make({})
     if finds_devices:
         return budget.devices_within(limit, requested, make, planned)
-    keeps_model = args.recipe is not None or budget.names_model(requested, overrides)
     named = {override.partition("=")[0].strip() for override in overrides}
+    keeps_model = args.recipe is not None or plan_request.names_model(named | requested.keys())
     lengths = sorted({f"train.{name}" for name in ("tokens", "steps", "minutes")} & named)
     if lengths or (keeps_model and args.tokens is not None):
         given = lengths[0] if lengths else "--tokens"

@@ -7,7 +7,7 @@ days or dollars applies to the expected figure, which about half of all runs exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,12 +96,6 @@ def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float |
         middle = math.sqrt(good * bad)
         good, bad = (middle, bad) if is_kept(middle) else (good, middle)
     return good
-
-
-def names_model(asked: Mapping[str, str], overrides: Sequence[str]) -> bool:
-    """Return True if short names or `key=value` overrides set a model's size."""
-    sizes = {f"model.{name}" for name in ("layers", "width", "heads", "depth", "from")}
-    return bool({"model", "params"} & asked.keys() or sizes & {one.partition("=")[0].strip() for one in overrides})
 
 
 def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:

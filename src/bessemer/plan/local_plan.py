@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bessemer.distributed.memory import Memory
-from bessemer.distributed.schedules import generate
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
@@ -13,7 +12,7 @@ from bessemer.plan.devices import peak_flops
 from bessemer.plan.plan_result import parameters_by_part
 from bessemer.plan.run_cost import DAY, HOUR
 from bessemer.plan.scaling_laws import compare, training_flops
-from bessemer.plan.timetable import simulate
+from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe import Parallel, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
 
@@ -110,13 +109,10 @@ def peak_rate(device: Device) -> float:
     return published or matmul_rate(device)
 
 
-MAX_MICRO_BATCHES = 256  # micro-batches of a simulated schedule; more do not change the result visibly
-
-
 def bubble(layout: Parallel, micro_batches: int) -> float:
-    """Return the share of time that a pipeline of equal stages is idle."""
-    if layout.pipeline == 1:
-        return 0.0
-    few = range(min(micro_batches, MAX_MICRO_BATCHES), 0, -1)
-    count = next((number for number in few if layout.fits_micro_batches(number)), micro_batches)
-    return 1.0 - simulate(generate(layout.schedule, layout.pipeline, count, layout.stages_per_rank)).utilisation
+    """Return the share of time that a pipeline of equal stages is idle, with backward passes of two forward passes."""
+    stages = layout.pipeline * layout.stages_per_rank
+    seconds = pipeline_seconds(
+        layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches, (1.0,) * stages, (2.0,) * stages
+    )
+    return 1.0 - 3.0 * micro_batches * layout.stages_per_rank / seconds

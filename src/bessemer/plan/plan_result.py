@@ -16,7 +16,7 @@ from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.goal import Goal
 from bessemer.plan.intervals import ExpectedRun, PlanInterval, evidence, expected_run, interval
 from bessemer.plan.layouts import expert_ranks
-from bessemer.plan.scaling_laws import Repetition, critical_batches, learning_rates, optimal_batches, repetition
+from bessemer.plan.scaling_laws import critical_batches, learning_rates, optimal_batches
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, search
 from bessemer.recipe.parallel import LAYOUT_KEYS
 
@@ -38,7 +38,6 @@ class PlanResult:
         running: Effect of failures and checkpoints on the run.
         save: Cost of a checkpoint.
         loading: Storage traffic of the run.
-        repeated: Value of the tokens if some are repeated.
         found: The layout search, or None if the layout was given.
     """
 
@@ -51,7 +50,6 @@ class PlanResult:
     running: failures.Outlook
     save: failures.CheckpointCost
     loading: run_cost.Loading
-    repeated: Repetition | None = None
     found: LayoutSearchResult | None = None
 
     @property
@@ -96,7 +94,7 @@ class PlanResult:
         return found if price is None else {**found, "cost": run.times(devices / run_cost.HOUR * price)}
 
 
-def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
+def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
     """Build the plan of a goal.
 
     If parts of the layout are given, a layout that does not fit in memory is still evaluated, with `fits` = False.
@@ -104,7 +102,6 @@ def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None
     Args:
         goal: The goal to plan.
         searched: True to search for layouts even if the recipe gives one.
-        unique: Number of distinct training tokens if some are repeated.
 
     Raises:
         NoLayoutError: No layout fits; the message has the nearest miss.
@@ -116,7 +113,7 @@ def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None
         where, reasons = f"{cluster.devices:,} x {cluster.device.name}", "; ".join(miss.reasons)
         raise NoLayoutError(f"plan: no layout of {where} fits; the nearest misses by {size(miss.missing)}: {reasons}")
     best = _given(goal) if found is None or not goal.chooses_layout else _chosen(goal, found)
-    return _worked_out(goal, best, found, unique)
+    return _worked_out(goal, best, found)
 
 
 def _question(goal: Goal, found: LayoutSearchResult | None) -> Literal["step", "chosen"]:
@@ -124,7 +121,7 @@ def _question(goal: Goal, found: LayoutSearchResult | None) -> Literal["step", "
     return "chosen" if goal.chooses_layout and found is not None and found.is_choice else "step"
 
 
-def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, unique: float | None) -> PlanResult:
+def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None) -> PlanResult:
     """Build the plan of a layout."""
     job = best.job
     config, cluster = job.model, job.cluster
@@ -143,7 +140,6 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     return PlanResult(
         goal=goal, job=job, memory=best.memory, step=best.step, bill=bill, running=running, expected=expected, save=save,
         loading=run_cost.loading(job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, storage=storage),
-        repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
 
@@ -232,7 +228,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
         "device_memory_bytes": round(job.cluster.device.memory),
-        "chinchilla": scaling_laws.compare(*by_laws, out.repeated) if is_pretraining else None,
+        "chinchilla": scaling_laws.compare(*by_laws) if is_pretraining else None,
         "failures": asdict(out.running),
         "checkpoint": asdict(out.save),
         "loading": asdict(out.loading),
@@ -241,8 +237,6 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     }
     if out.found is not None and (searched or goal.chooses_layout):
         found["search"] = {**search_dict(out.found), "given": sorted(goal.given)}
-    if out.repeated is not None:
-        found["repeated"] = asdict(out.repeated)
     return found
 
 

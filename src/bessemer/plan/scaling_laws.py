@@ -1,4 +1,4 @@
-"""Published scaling laws: compute-optimal size, predicted loss, repeated tokens, batch size and learning rate.
+"""Published scaling laws: compute-optimal size, predicted loss, batch size and learning rate.
 
 Size and tokens follow the three approaches of Hoffmann et al. 2022 ("Chinchilla"), and the third as refitted by
 Besiroglu et al. 2024. N is the number of parameters including embeddings, D the number of tokens and C the FLOPs, taken
@@ -8,8 +8,6 @@ so differences between plans carry over and absolute values do not.
 Approaches 1 and 2 agree with each other and with the replication that tokens and parameters grow in proportion, at
 about 20 tokens per parameter. The published fit of approach 3 (parameters as C^0.46) stopped before it converged
 (Besiroglu et al. 2024, section 4). At 1e26 FLOPs it asks for 92 tokens per parameter where the others ask for 16 to 26.
-
-`repetition` gives the value of repeated tokens by Muennighoff et al. 2023.
 
 Batch size and learning rate follow Bi et al. 2024 (DeepSeek LLM, section 3.1), Li et al. 2025 (Step Law), Liu et al.
 2025 (Moonlight, appendix B), Bergsma et al. 2025 (Power Lines, figure 1), Kaplan et al. 2020 (section 5.1) and Zhang et
@@ -171,40 +169,7 @@ def optimal_tokens(parameters: float) -> dict[str, float]:
     return {key: law.optimal_tokens(parameters) for key, law in FRONTIERS.items()}
 
 
-REPEATED_TOKENS = 15.387756
-"""R*_D of Muennighoff et al. 2023 (appendix A): repetitions after which the value of one more has fallen to 1/e."""
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """The value of training on repeated tokens.
-
-    Attributes:
-        epochs: Number of times each unique token is seen.
-        effective_tokens: Number of unique tokens that would give the same loss.
-        worth: Mean value of a token relative to a unique one.
-    """
-
-    epochs: float
-    effective_tokens: float
-    worth: float
-
-
-def repetition(tokens: float, unique: float) -> Repetition:
-    """Return the value of `tokens` training tokens drawn from `unique` distinct ones (Muennighoff et al. 2023).
-
-    Raises:
-        InputError: One of the two is not positive.
-    """
-    if not tokens > 0 or not unique > 0:
-        raise InputError(f"tokens: {tokens:g} from {unique:g} unique ones: both must be above zero")
-    unique = min(unique, tokens)
-    # U + U R* (1 - exp(-R / R*)) with R = repetitions beyond the first (equation 5)
-    effective = unique * (1.0 - REPEATED_TOKENS * math.expm1((1.0 - tokens / unique) / REPEATED_TOKENS))
-    return Repetition(epochs=tokens / unique, effective_tokens=effective, worth=effective / tokens)
-
-
-def compare(parameters: float, tokens: float, repeated: Repetition | None = None) -> dict[str, Any]:
+def compare(parameters: float, tokens: float) -> dict[str, Any]:
     """Compare a model size and its training tokens to the scaling laws, as plain values for the JSON of a plan.
 
     The result has the ratio of the tokens to the rule's optimum, the predicted loss in nats per token (by the
@@ -213,14 +178,12 @@ def compare(parameters: float, tokens: float, repeated: Repetition | None = None
     Args:
         parameters: Number of parameters.
         tokens: Number of training tokens.
-        repeated: Value of the tokens if some are repeated. Its `effective_tokens` then replace `tokens`.
     """
-    worth, optimal = tokens if repeated is None else repeated.effective_tokens, RULE.optimal_tokens(parameters)
+    optimal = RULE.optimal_tokens(parameters)
     return {
-        "effective_tokens": worth,
         "optimal_tokens": optimal,
-        "ratio": worth / optimal,
-        "loss": REPLICATION.loss(parameters, worth),
+        "ratio": tokens / optimal,
+        "loss": REPLICATION.loss(parameters, tokens),
         "optimal_tokens_by_law": optimal_tokens(parameters),
     }
 

@@ -1,4 +1,4 @@
-"""Terminal tables of a plan, a layout search and a comparison of plans."""
+"""Terminal tables of a plan and a layout search."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     ranges, own = of.intervals, cluster.per_node
     domain = f", {cluster.near:,} in a domain" if cluster.near > own else ""
     notes = {"note": goal.notes[:MOST_NOTES], "not in the plan": goal.unplanned}
-    rows = {
+    return {
         "evidence": evidence_line(job),
         "model": model_line(config),
         **{name: "\n".join(lines) for name, lines in notes.items() if lines},
@@ -77,10 +77,6 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{size(device.storage_bandwidth)}/s a node",
         "framework": job.framework.name,
     }
-    if (again := of.repeated) is not None:
-        worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"
-        rows["repeated"] = f"each token {again.epochs:,.1f} times: {worth}"
-    return rows
 
 
 def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
@@ -120,7 +116,7 @@ def _by_laws(of: PlanResult) -> dict[str, str]:
         rate = of.goal.recipe.train.optimizer.learning_rate
         return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}"}
     parameters, batch = of.job.model.active_parameters, batch_by_laws(of)
-    by_laws = scaling_laws.compare(parameters, of.goal.tokens, of.repeated)
+    by_laws = scaling_laws.compare(parameters, of.goal.tokens)
     optimal = by_laws["optimal_tokens_by_law"].values()
     critical, rates = batch["critical"].values(), batch["learning_rates"].values()
     each = "an active parameter" if isinstance(of.job.model, MixtureConfig) else "a parameter"
@@ -246,48 +242,6 @@ def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
 def _short(job: Job) -> str:
     layout = job.layout
     return f"dp{layout.data} tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
-
-
-def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> list[dict[str, str]]:
-    """Return plans for comparison as columns of named cells, with the title under the empty name.
-
-    The batch has a row only if it differs, because a default batch follows from tokens and devices.
-    """
-    has_batches = len({one.job.tokens for one in several}) > 1
-    return [
-        {
-            "": title,
-            "model": _size(one.job.model),
-            "tokens": amount(one.goal.tokens),
-            **({"batch": amount(one.job.tokens)} if has_batches else {}),
-            "devices": f"{one.job.cluster.devices:,} x {one.job.cluster.device.name}",
-            "layout": _short(one.job) + (f" v{one.job.layout.virtual}" if one.job.layout.virtual > 1 else ""),
-            "zero, micro-batch": f"{one.job.layout.zero}, {one.job.layout.micro_batch}",
-            "recompute": one.job.layout.recompute,
-            "step": f"{short(one.step.seconds, 3)} s",
-            "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
-            "MFU": f"{one.step.mfu:.1%}",
-            "memory": f"{size(one.memory.total)}{'' if one.fits else ' too much'}",
-            "time, ideal": duration(one.seconds),
-            "expected": duration(one.expected.seconds.expected),
-            "80% interval": _ends(one.expected.seconds, duration),
-            "device-hours": amount(one.bill.device_hours),
-            "cost": "-" if one.bill.cost is None else dollars(one.bill.cost),
-            "80% of cost": "-" if one.bill.cost is None else _ends(one.intervals["cost"], dollars),
-        }
-        for one, title in zip(several, titles, strict=True)
-    ]
-
-
-def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
-    """Format plans as columns for comparison, followed by their notes."""
-    columns = what_if_columns(several, titles)
-    heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
-    notes = []
-    for title, one in zip(titles, several, strict=True):
-        rows_below = (*one.goal.notes[:MOST_NOTES], *(f"not in the plan: {row}" for row in one.goal.unplanned))
-        notes += [f"{title}: {row}" for row in rows_below]
-    return "\n".join([*text_table(heads, rows), *(["", *notes] if notes else [])])
 
 
 def models_table() -> str:

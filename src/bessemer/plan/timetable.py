@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
-from bessemer.distributed.schedules import Action, ScheduleActions, actions, generate, to_csv_rows
+from bessemer.distributed.schedules import Action, ScheduleActions, actions, generate
 from bessemer.distributed.stages import stage_ids_of_rank
 
 
@@ -70,15 +69,10 @@ class Timetable:
         """Time-steps from the first start to the last end."""
         return max(row[-1].end for row in self.slots)
 
-    @cached_property
-    def active_of(self) -> tuple[float, ...]:
-        """Time-steps in which each rank computes."""
-        return tuple(sum(slot.end - slot.start for slot in row) for row in self.slots)
-
     @property
     def active(self) -> float:
         """Time-steps in which ranks compute, summed over all ranks."""
-        return sum(self.active_of)
+        return sum(sum(slot.end - slot.start for slot in row) for row in self.slots)
 
     @property
     def idle(self) -> float:
@@ -89,23 +83,6 @@ class Timetable:
     def utilisation(self) -> float:
         """Share of the ranks' time in which they compute."""
         return self.active / (self.timesteps * len(self.slots))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the timetable as plain values, with the action lists in `rows` and (action, start, end) in `slots`."""
-        of = self.schedule
-        return {
-            "schedule": of.name,
-            "ranks": of.ranks,
-            "virtual": of.virtual,
-            "stages": of.stages,
-            "micro_batches": of.micro_batches,
-            "timesteps": self.timesteps,
-            "active": self.active,
-            "idle": self.idle,
-            "utilisation": self.utilisation,
-            "rows": to_csv_rows(of),
-            "slots": [[(str(slot.action), slot.start, slot.end) for slot in row] for row in self.slots],
-        }  # fmt: skip
 
 
 def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:

@@ -9,18 +9,15 @@ from bessemer.common.console import amount, duration
 from bessemer.plan import figures
 from bessemer.plan.plan_result import PlanResult
 from bessemer.plan.search import layout_line
-from bessemer.plan.tables import plan_rows, what_if_columns
+from bessemer.plan.tables import plan_rows
 from bessemer.report import parts
 from bessemer.report.data import Json, as_object
 from bessemer.report.parts import Block, Figure
 from bessemer.report.template import render_page
 
 
-def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
-    """Return the page of a planned job, with a table of its what-if plans, as HTML."""
-    columns = what_if_columns([of, *beside], ["as asked", *titles]) if beside else []
-    names = [name for name in (columns[0] if columns else ()) if name]
-    what_if = ["", *(f"n|{column['']}" for column in columns)], [[row, *(one[row] for one in columns)] for row in names]
+def render(of: PlanResult, *, name: str) -> str:
+    """Return the page of a planned job as HTML."""
     job, bill = of.job, of.bill
     money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
     headline = (
@@ -29,7 +26,7 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
     )
     notes = [] if of.fits else [f"This layout does not fit: {'; '.join(of.excess)}."]
     origin = f"{layout_line(job)}; framework profile {job.framework.name}"
-    return compose(name, figures.figure_series(of), headline, origin, notes, rows=plan_rows(of), what_if=what_if)
+    return compose(name, figures.figure_series(of), headline, origin, notes, rows=plan_rows(of))
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
@@ -46,14 +43,18 @@ def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
 
 
 def compose(
-    name: str, drawn: Json, headline: str = "", origin: str = "", notes: Sequence[str] = (), **tables: object
+    name: str,
+    drawn: Json,
+    headline: str = "",
+    origin: str = "",
+    notes: Sequence[str] = (),
+    rows: Mapping[str, str] | None = None,
 ) -> str:
     """Return the page of a plan as HTML.
 
-    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `tables` are `rows`, the plan's values by
-    name, and `what_if`, the columns and rows that compare several plans.
+    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `rows` are the plan's values by name.
     """
-    values = {"drawn": drawn, "layouts": layouts, **tables}
+    values = {"drawn": drawn, "layouts": layouts, "rows": rows}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
