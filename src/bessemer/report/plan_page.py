@@ -43,18 +43,14 @@ def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
 
 
 def compose(
-    name: str,
-    drawn: Json,
-    headline: str = "",
-    origin: str = "",
-    notes: Sequence[str] = (),
-    rows: Mapping[str, str] | None = None,
+    name: str, drawn: Json, headline: str = "", origin: str = "", notes: Sequence[str] = (), **table: object
 ) -> str:
     """Return the page of a plan as HTML.
 
-    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `rows` are the plan's values by name.
+    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `table` has `rows`, the plan's values by
+    name.
     """
-    values = {"drawn": drawn, "layouts": layouts, "rows": rows}
+    values = {"drawn": drawn, "layouts": layouts, **table}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
