@@ -45,7 +45,7 @@ LOADED = (
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",
-    "bessemer.cli.experiments", "bessemer.cli.plan", "bessemer.cli.planning",
+    "bessemer.cli.experiments", "bessemer.cli.plan",
     "bessemer.guard.alerts", "bessemer.report.comparison", "torch.profiler._cupti_monitor", "bessemer.plan.local_plan", "gigatoken", "rich._emoji_codes",
     "plotly.offline",
 )  # fmt: skip
