@@ -55,7 +55,7 @@ def regrets(cases: Iterable[Case], headroom: float = HEADROOM) -> list[Regret]:
     """Return the regret of each model and number of nodes of the sweep with at least one measured and one fitting layout.
 
     The choice is that of the program (`LayoutSearchResult.preferred`) among the layouts that it proposes, whose tensor ranks
-    share a node. A layout that was run several times counts with its best time.
+    share a node. The best time counts for a layout that was run several times.
     """
     groups: dict[tuple[str, int], list[Case]] = defaultdict(list)
     for case in cases:

@@ -91,7 +91,7 @@ def write_lines(path: Path, documents: int, seed: int) -> None:
 
 
 def write_model(folder: Path, **sizes: Any) -> None:
-    """Write a tiny Llama with its tokenizer in the place of a hub model. `sizes` writes only the configuration."""
+    """Write a tiny Llama with its tokenizer where a hub model would be. `sizes` writes only the configuration."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -340,7 +340,7 @@ def written(family: str, folder: Path, **settings: Any) -> Path:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_keys_that_the_class_ignores_are_allowed(family: str, tmp_path: Path) -> None:
-    """Keys of all other families and near names of its own, with values that would matter if they were read."""
+    """Keys of all other families and misspelled keys of this one, with values that would matter if they were read."""
     known = FAMILIES[family].known
     ignored: dict[str, Any] = {
         key: 0.5 if key.endswith("_eps") else 7 for key in EVERY_KEY if key not in known | READ_ANYWHERE

@@ -107,8 +107,8 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
 
 
 def test_the_effect_of_a_rounded_batch_is_removed() -> None:
-    """Rungs whose losses contain the effect of rounded batches give the same law as others, and a prediction of a run with such a
-    batch includes it.
+    """Rungs whose losses contain the effect of rounded batches give the same law as others, and a
+    prediction for a rounded batch includes it.
     """
     points = ratio_points(6, 0.0, 0)
     excess = (0.13, -0.16, 0.01, 0.10, -0.07, 0.01)

@@ -87,7 +87,7 @@ SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), 
 
 @pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
 def test_the_formula_of_micro_batches_in_flight_equals_a_count_of_the_schedule(name: str, virtual: int) -> None:
-    """For every rank, also with fewer micro-batches than fill the pipeline; for zbv the formula adds 1/2."""
+    """Compare every rank, also with fewer micro-batches than fill the pipeline; for zbv the formula adds 1/2."""
     compared = 0
     for ranks in (2, 3, 4, 8):
         for micro_batches in range(1, 2 * ranks + 9):
@@ -383,7 +383,7 @@ def test_fewer_key_heads_and_fused_attention_keep_less() -> None:
 
 
 def test_torchtitan_keeps_every_second_product() -> None:
-    """Of q, k, v, o, gate, up, down it keeps q, v, gate and down (its policy counts from 1 and keeps the odd ones) and the
+    """It keeps q, v, gate and down of q, k, v, o, gate, up, down (its policy counts from 1 and keeps the odd ones) and the
     attention's output. A compiler drops the last one, which nothing reads.
     """
     h, f, kv = 4096, 14336, 1024

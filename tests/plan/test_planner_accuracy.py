@@ -45,7 +45,7 @@ def test_chosen_layouts_are_the_measured_best_or_close(accuracy: ModuleType) -> 
 
 
 def test_rows_left_out_of_the_sweep_are_stated_on_the_page(accuracy: ModuleType) -> None:
-    """For each reason the number of rows equals that of the page, and no other sets are affected."""
+    """The number of rows for each reason equals that of the page, and no other sets are affected."""
     counts = Counter(case.left_out for case in accuracy.planner_sets.read(REFERENCE) if case.left_out)
     if not counts:
         pytest.skip("the sweep is not among the reference files")

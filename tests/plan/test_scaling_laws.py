@@ -72,7 +72,7 @@ def test_the_closed_form_equals_the_minimum_of_a_grid(law: LossLaw, flops: float
 
 
 def test_textbook_figures() -> None:
-    """By N = sqrt(C / 120), 6e23 FLOPs are 71B parameters and 1.4T tokens; GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
+    """N = sqrt(C / 120) gives 71B parameters and 1.4T tokens for 6e23 FLOPs; GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
     plan = RULE.optimum(6e23)
     assert plan.parameters == pytest.approx(71e9, rel=0.01)
     assert plan.tokens == pytest.approx(1.4e12, rel=0.02)

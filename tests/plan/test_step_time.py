@@ -393,7 +393,7 @@ def test_the_second_rank_has_the_most_memory_for_stages_in_flight(micro_batches:
 
 
 def test_sharded_gradients_are_kept_per_stage_and_reduced_after_each_round() -> None:
-    """With ZeRO 1 a rank keeps all fp32 gradients, with ZeRO 2 those of a stage, which then travel once for each of two rounds."""
+    """ZeRO 1 keeps all fp32 gradients of a rank; ZeRO 2 keeps those of a stage, which travel once for each of two rounds."""
     two_rounds = llama3(32)
     rank = ranks_by_cut(LLAMA_405B, parallel(two_rounds.layout), "ends")[1]
     whole = 4.0 * 8 * LLAMA_405B.block_matrix_parameters / 8

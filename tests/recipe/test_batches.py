@@ -29,7 +29,7 @@ def batches(*overrides: str) -> Batches:
 
 
 def test_a_ramp_over_steps_equals_manual_values() -> None:
-    """From 4 to 20 sequences over 6 steps: a line, rounded down to a multiple of 2."""
+    """The ramp is a line from 4 to 20 sequences over 6 steps, rounded down to a multiple of 2."""
     found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6")
     line = [4 + Fraction(16 * step, 6) for step in range(7)]
     assert [found.sequences(step) for step in range(9)] == [4, 6, 8, 12, 14, 16, 20, 20, 20]

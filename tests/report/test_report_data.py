@@ -52,7 +52,7 @@ def test_a_damaged_file_is_a_note(make_run: MakeRun, name: str) -> None:
 
 
 def test_scores_of_steps_beyond_the_metrics_are_left_out(make_run: MakeRun) -> None:
-    """In a partly copied folder, an early step must not get the final score."""
+    """An early step of a partly copied folder must not get the final score."""
     run = make_run(steps=300)
     last = data.read(run)
     assert last.evaluation and not any("metrics.jsonl ends" in note for note in last.notes)

@@ -357,7 +357,7 @@ def test_a_damaged_corpus_is_rebuilt(trained: Path, capsys: pytest.CaptureFixtur
 
 
 def test_damaged_pages_are_detected_without_a_file_hash(trained: Path) -> None:
-    """For documents in a store or read by tasks: every bit of the pages has a checksum."""
+    """Every bit of the pages of documents in a store, or read by tasks, has a checksum."""
     from bessemer.common.errors import DamagedFile
     from bessemer.tokens.documents import part_files, read_documents
 

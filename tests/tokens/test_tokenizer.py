@@ -264,7 +264,7 @@ def test_tokenizer_kinds_are_described(kinds: dict[str, HuggingFaceTokenizer]) -
 
 
 def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:
-    """On ASCII text, words start exactly where a regular expression over the characters finds them."""
+    """Words of ASCII text start exactly where a regular expression over the characters finds them."""
     text = Path(pytest.__file__).read_text(encoding="utf-8")
     tokenizer = Tokenizer.train([text], 400, "<|endoftext|>")
     sample = "".join(character for character in text if character.isascii())[:4000]

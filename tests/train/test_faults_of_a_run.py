@@ -95,8 +95,9 @@ def test_ten_stops_across_epochs_do_not_change_the_run(
 def test_a_temporarily_too_high_learning_rate_is_undone(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
-    """From step 601 on the rate of 6 updates is 30 times too high: the guard skips those after the first, so that the fault still
-    lasts after a rollback.
+    """Make the rate of 6 updates from step 601 on 30 times too high.
+
+    The guard skips those after the first, so that the fault still lasts after a rollback.
     """
     sets = "train.steps=1200", "checkpoint.every=25", "train.micro_batch=8"
     healthy = train(recipe_file, copied(runs, "healthy"), *sets)

@@ -210,7 +210,7 @@ def test_deleted_text_is_not_needed_after_the_tokens_stage(
 
 
 def test_a_renamed_copy_resumes_after_each_start(project: Path, straight: Result) -> None:
-    """From the first start on, its checkpoints have the old name and its recipe the new one."""
+    """Its checkpoints have the old name and its recipe the new one, from the first start on."""
     copy = project / "runs" / "copy"
     shutil.copytree(project / "runs" / "small", copy)
     for more in ((), STEPS):
