@@ -127,7 +127,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 def test_a_failure_on_a_worker_is_raised_unchanged(of: Recipe, address: str, run: RunDirectory) -> None:
     list(run_on_ray([], on_ray(of, address).corpus))
     task = partition.Partition(run.path, "partition 5", 0, 0, "s", ())
-    with pytest.raises(InputError, match="context.json: no such file"):
+    with pytest.raises(InputError, match="context.json"):
         list(run_on_ray([task], on_ray(of, address).corpus))
 
 
@@ -135,12 +135,12 @@ def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunDirectory, mon
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"ray is not installed; install it with: pip install 'bessemer\[ray\]'"):
+    with pytest.raises(InputError, match=r"corpus.engine: .*bessemer\[ray\]"):
         pipeline.build(on_ray(of, None), run)
 
 
 def test_a_missing_cluster_is_named(of: Recipe, run: RunDirectory) -> None:
     if ray.is_initialized():
         ray.shutdown()
-    with pytest.raises(BessemerError, match="127.0.0.1:1 cannot be reached"):
+    with pytest.raises(BessemerError, match="corpus.address: .*127.0.0.1:1"):
         pipeline.build(on_ray(of, "127.0.0.1:1"), run)

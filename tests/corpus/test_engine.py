@@ -18,7 +18,7 @@ from bessemer.recipe import Dedup, Work
 from bessemer.run_tasks import slurm
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.run import require_engine
-from bessemer.run_tasks.task import Task, answer, failure_of
+from bessemer.run_tasks.task import Task, answer, raise_error
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 
@@ -26,7 +26,7 @@ def test_failures_of_the_engine_give_a_one_line_error() -> None:
     def fail() -> None:
         raise ValueError("first\nsecond")
 
-    with pytest.raises(BessemerError, match=r"^corpus: the work failed: ValueError: first$"):
+    with pytest.raises(BessemerError, match=r"^corpus: .*ValueError: first$"):
         run_in_thread(fail)
 
 
@@ -47,12 +47,13 @@ def test_a_task_survives_a_round_trip_through_json(work: AnyPath) -> None:
 
 def test_failures_of_tasks_are_raised_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
-    assert failure_of(answer(square(tmp_path, 1).to_json())) is None
-    expected = failure_of(answer(square(tmp_path, 2, "fails").to_json()))
-    assert isinstance(expected, InputError) and str(expected) == "square 2: what, where"
+    raise_error(answer(square(tmp_path, 1).to_json()))
+    with pytest.raises(InputError, match="^square 2: what, where$"):
+        raise_error(answer(square(tmp_path, 2, "fails").to_json()))
     (tmp_path / "a" / "made").mkdir(parents=True)
-    of_system = failure_of(answer(square(tmp_path / "a", 3).to_json()))
-    assert isinstance(of_system, IsADirectoryError) and of_system.filename == str(tmp_path / "a" / "made")
+    with pytest.raises(IsADirectoryError) as of_system:
+        raise_error(answer(square(tmp_path / "a", 3).to_json()))
+    assert of_system.value.filename == str(tmp_path / "a" / "made")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_an_invalid_task_in_a_queue_is_one_error_and_runs_nothing(
         (queue / folder).mkdir(parents=True)
     (queue / "tasks" / "0").write_text(content)
     slurm.main(queue, "0")
-    failure = failure_of((queue / "ended" / "0").read_bytes())
-    assert isinstance(failure, BessemerError) and str(queue / "tasks" / "0") in str(failure)
-    assert "\n" not in str(failure)
+    with pytest.raises(BessemerError) as failure:
+        raise_error((queue / "ended" / "0").read_bytes())
+    assert str(queue / "tasks" / "0") in str(failure.value) and "\n" not in str(failure.value)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "made").exists()

@@ -63,6 +63,9 @@ def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
     tasks = [square(work, number) for number in range(12)]
     assert squares(tasks) == [number**2 for number in range(12)]
     assert sorted(map(int, (work / "made").read_text().split())) == list(range(12))
+    deadline = time.monotonic() + 60
+    while "RUNNING" in slurm_commands.states(cluster / "1") and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert slurm_commands.states(cluster / "1") == ["COMPLETED"] * 8, "an array that did all is not cancelled"
     assert squares(tasks) == [number**2 for number in range(12)]
     assert calls(cluster, "sbatch") == 1, "what has a receipt is not submitted"
@@ -93,9 +96,7 @@ def test_tasks_of_lost_jobs_are_resubmitted_unless_one_task_kills_every_job(clus
     assert squares(tasks) == [number**2 for number in range(8)]
     assert (tmp_path / "a" / "made").read_text().split().count("3") == 2
     assert calls(cluster, "sbatch") == 2
-    with pytest.raises(
-        BessemerError, match=r"square 0: its worker ended 3 times \(1 job NODE_FAIL\).*corpus.slurm.memory"
-    ):
+    with pytest.raises(BessemerError, match=r"square 0.*NODE_FAIL.*corpus\.slurm\.memory"):
         squares([square(tmp_path, 0, "dies"), square(tmp_path, 1)])
     assert calls(cluster, "sbatch") == 5
     assert square(tmp_path, 1).receipt() is not None
@@ -116,7 +117,7 @@ def test_a_cancelled_array_is_not_resubmitted(cluster: Path, tmp_path: Path) -> 
 
     thread = threading.Thread(target=cancel)
     thread.start()
-    with pytest.raises(BessemerError, match="array 1 was cancelled"):
+    with pytest.raises(BessemerError, match="corpus: array 1"):
         squares([square(tmp_path, 0, "waits")])
     thread.join()
     assert calls(cluster, "sbatch") == 1
@@ -126,15 +127,15 @@ def test_jobs_that_cannot_start_are_shown_at_once(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "SEEN_SECONDS", 3600.0)
-    for number, line in enumerate(("module load python || exit 3", "module load python | cat"), 1):
+    for line in ("module load python || exit 3", "module load python | cat"):
         array = Corpus(engine="slurm", workers=1, slurm=SlurmArray(setup=(line, "true")))
-        why = rf"no job of Slurm's array {number} did anything \(1 job FAILED\).*module: command not found"
+        why = r"square 0.*1 job FAILED.*module: command not found.*corpus\.slurm\.setup"
         began = time.monotonic()
         with pytest.raises(BessemerError, match=why):
             list(worker.run_tasks("squaring", "tasks", [square(tmp_path, 0)], 1, array))
         assert time.monotonic() - began < 600, "no task began, so there are no results to wait for"
     (cluster / "refuses").touch()
-    with pytest.raises(BessemerError, match="sbatch refused the array of 1 job: .*Invalid partition name"):
+    with pytest.raises(BessemerError, match="corpus.slurm: .*Invalid partition name"):
         squares([square(tmp_path, 0)])
 
 
@@ -177,7 +178,7 @@ def test_without_slurm_commands_the_build_is_an_error(
     (data / "a.txt").write_text(prose(0))
     monkeypatch.setenv("PATH", str(tmp_path))
     of = on_slurm(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
-    with pytest.raises(InputError, match="sbatch is not on the PATH; run this on a login node"):
+    with pytest.raises(InputError, match="corpus.engine"):
         pipeline.build(of, run)
 
 

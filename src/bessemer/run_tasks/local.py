@@ -22,7 +22,7 @@ from typing import TypeVar
 import bessemer
 from bessemer.common import extensions, interrupt
 from bessemer.common.console import warn
-from bessemer.run_tasks.task import ATTEMPTS, STOP, Task, answer, check_stop, expected_errors, failure_of, gave_up
+from bessemer.run_tasks.task import ATTEMPTS, STOP, Task, answer, check_stop, expected_errors, raise_error, worker_error
 from bessemer.run_tasks.time_limit import slow_documents
 
 Item = TypeVar("Item")
@@ -120,24 +120,21 @@ class Pool:
 
     def _do(self, task: Task) -> None:
         """Run a task in a worker process, up to ATTEMPTS times if the worker dies."""
-        why, num_attempts, slow = "", 0, slow_documents(task.progress)
+        reason, num_attempts, slow = "", 0, slow_documents(task.progress)
         while num_attempts < ATTEMPTS:
             process = self._take_process()
             try:
-                failure = ask(process, task)
+                return run_in_process(process, task)
             except ValueError:  # it is dead, or its pipes are closed
                 code = process.wait()
-                why = f"signal {-code}" if code < 0 else f"exit code {code}"
+                reason = f"signal {-code}" if code < 0 else f"exit code {code}"
                 if slow == (slow := slow_documents(task.progress)):
                     num_attempts += 1
                     if not STOP.is_set():
-                        warn(f"{task.stage}: {task}: its worker ended ({why}) and is replaced")
-                continue
-            self.idle.append(process)
-            if failure is not None:
-                raise failure
-            return
-        raise gave_up(task, why)
+                        warn(f"{task.stage}: {task}: its worker died ({reason}); starting another")
+            finally:
+                self.idle.append(process)
+        raise worker_error(task, reason)
 
     def _take_process(self) -> subprocess.Popen[bytes]:
         """Return an idle process, or start one. Raises Stopped once the build is stopped."""
@@ -153,13 +150,13 @@ class Pool:
             return process
 
 
-def ask(process: subprocess.Popen[bytes], task: Task) -> Exception | None:
-    """Run a task in a worker process and return the exception it raised. Raises ValueError if the process is dead."""
+def run_in_process(process: subprocess.Popen[bytes], task: Task) -> None:
+    """Run a task in a worker process and raise its exception. Raises ValueError if the process is dead."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
         process.stdin.write(f"{task.to_json()}\n".encode())
         process.stdin.flush()
-    return failure_of(process.stdout.readline())
+    raise_error(process.stdout.readline())
 
 
 def worker_environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, first_line, require_import
 from bessemer.recipe import Work
 from bessemer.run_tasks.local import POLL_SECONDS, worker_environment
-from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up
+from bessemer.run_tasks.task import ATTEMPTS, Task, answer, raise_error, worker_error
 
 PROBE_SECONDS = 10.0
 # Tasks submitted to Ray ahead of time per core: enough to keep all cores busy, while the driver's memory stays bounded.
@@ -40,12 +40,10 @@ def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
             for reference in ready:
                 task = under_way.pop(reference)
                 try:
-                    failure = failure_of(ray.get(reference))
+                    raise_error(ray.get(reference))
                 except ray.exceptions.RayError as error:  # its node was lost, or its worker died too often
-                    why = f"{type(error).__name__}: {first_line(error)}"[:300]
-                    failure = gave_up(task, why, "lower corpus.workers")
-                if failure is not None:
-                    raise failure
+                    reason = f"{type(error).__name__}: {first_line(error)}"[:300]
+                    raise worker_error(task, reason, "lower corpus.workers") from None
                 yield task
     finally:
         with contextlib.suppress(Exception):  # if the cluster was lost, its tasks have ended
@@ -74,8 +72,8 @@ def _connected(settings: Work) -> Any:
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         where = f"the cluster at {address}" if address else "a cluster on this machine"
-        why = first_line(error)
-        raise BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?") from None
+        problem = f"corpus.address: {where} cannot be reached: {first_line(error)}"
+        raise BessemerError(f"{problem}; check that it is running") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate)

@@ -75,16 +75,14 @@ def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Ge
     shared = _shared if isinstance(work, StorePath) else work
     if shared is not None:
         end_earlier(shared)
-    num_workers = min(settings.workers or num_cores(), len(tasks))
+    num_workers = 1 if is_small else min(settings.workers or num_cores(), len(tasks))
     if settings.engine == "ray":
         yield from run_on_ray(tasks, settings)
     elif settings.engine == "slurm" and not is_small:
         assert shared is not None, "work in a store is done within kept_workers"
         yield from run_on_slurm(what, tasks, settings, shared)
-    elif _pool.idle or (num_workers > 1 and not is_small):
+    elif num_workers > 1 or _pool.idle or any(task.progress for task in tasks):
         yield from _pool.run(tasks, num_workers)
-    elif any(task.progress for task in tasks):
-        yield from _pool.run(tasks, 1)
     else:
         yield from in_threads(Task.run, tasks)
 

@@ -39,18 +39,18 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run.files import write_atomic
 from bessemer.run_tasks.local import use_one_core, worker_environment
-from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up, require_receipt
+from bessemer.run_tasks.task import ATTEMPTS, DONE, Task, answer, raise_error, require_receipt, worker_error
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 DEFAULT_JOBS = 64
 JOBS_PER_WORKER, MAX_JOBS = 4, 1000  # short jobs, so that all workers end together; MaxArraySize is 1001 by default
 READ_SECONDS = 2.0  # between two checks for finished jobs
 ASK_SECONDS = 15.0  # between two calls of squeue
-END_SECONDS = 10.0  # for jobs to end by themselves after all tasks are done, since cancelled jobs look failed
 SILENT_SECONDS = 3600.0  # without an answer from squeue before the build gives up
 # Time within which files of other machines become visible here; network file systems cache listings for up to a minute.
 SEEN_SECONDS = 90.0
 LOG_LINES = 5
+NOT_STARTED = "give the nodes this folder and this Python under the same paths, and check corpus.slurm.setup"
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def end_earlier(shared: Path) -> None:
     """Cancel the arrays of killed drivers, which would otherwise run at the same time as the next engine."""
     for earlier in (shared.absolute() / "slurm").glob("*"):
         if job := _cancel(earlier):
-            say(f"  array {job} of an earlier run is cancelled")
+            say(f"  cancelled array {job} of an earlier run")
         shutil.rmtree(earlier, ignore_errors=True)
 
 
@@ -82,28 +82,30 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
         settings: The engine settings.
         shared: A folder that all nodes see, for the queue.
     """
-    root, left, deaths, num_fruitless = shared.absolute() / "slurm", list(tasks), Counter[AnyPath](), 0
+    root, left, deaths = shared.absolute() / "slurm", list(tasks), Counter[AnyPath]()
     while left:
         array = JobArray(root / secrets.token_hex(4), tasks[0].stage)
         try:
             array.submit(what, left, settings)
             yield from array.wait()
         finally:
-            _cancel(array.folder)
+            if (
+                array.left or not array.job
+            ):  # jobs whose tasks are done end by themselves, and a cancelled job looks failed
+                _cancel(array.folder)
         if left := list(chain.from_iterable(array.left.values())):
-            why = array.why_it_ended()
-            num_fruitless = 0 if array.begun() else num_fruitless + 1
-            if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
-                raise BessemerError(
-                    f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
-                    "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
-                )
-            for task in (array.left[job][0] for job in array.begun() & array.left.keys()):  # running when its job ended
+            for job in array.jobs_in("ended") & array.left.keys():  # waited long enough for their results
+                require_receipt(array.left[job][0], None)
+            reason, begun = array.reason_of_end(), array.jobs_in("begun")
+            remedy = f"raise corpus.slurm.{'time' if 'TIMEOUT' in reason else 'memory'}" if begun else NOT_STARTED
+            for job in (begun or {*array.left}) & array.left.keys():
+                task = array.left[job][0]  # it was running when the job ended, or would have been
                 deaths[task.folder] += 1
-                if deaths[task.folder] == ATTEMPTS:
-                    remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
-                    raise gave_up(task, f"{why}{array.end_of_log()}", remedy)
-            warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
+                if deaths[task.folder] == ATTEMPTS or ("FAILED" in reason and not begun):
+                    raise worker_error(task, f"{reason}{array.end_of_log()}", remedy)
+            warn(
+                f"corpus.slurm: array {array.job} ended ({reason}); resubmitting {counted(len(left), 'unfinished task')}"
+            )
         shutil.rmtree(array.folder, ignore_errors=True)
 
 
@@ -115,16 +117,13 @@ class JobArray:
         stage: The stage, which errors name.
         job: Slurm's id of the array; empty until it is submitted.
         left: Unfinished tasks by job.
-        states: Last known state by job.
-        unseen: For each job that has ended without all receipts being visible here, the time when that was first
-            noticed.
+        states: Last known state by job, since Slurm forgets jobs some time after their end.
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
         self.folder, self.stage, self.job = folder, stage, ""
         self.left: dict[str, list[Task]] = {}
-        self.states: dict[str, str] = {}  # kept here because Slurm forgets jobs some time after their end
-        self.unseen: dict[str, float] = {}  # time at which a job ended without all receipts being visible
+        self.states: dict[str, str] = {}
 
     def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
         """Write the tasks and the script, and submit them. Raises BessemerError if sbatch rejects them."""
@@ -139,12 +138,12 @@ class JobArray:
         script.write_text(batch_script(what, self.folder, num_jobs, at_once, settings))
         ran = _run_command("sbatch", "--parsable", str(script))
         if ran is None or ran.returncode:
-            why = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
-            refused = f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}"
-            raise BessemerError(f"{refused}; change [corpus.slurm], or corpus.workers for a smaller array")
+            reason = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
+            problem = f"corpus.slurm: sbatch rejected the array of {counted(num_jobs, 'job')}: {reason}"
+            raise BessemerError(f"{problem}; change [corpus.slurm], or corpus.workers for a smaller array")
         self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
         write_atomic(self.folder / "job", self.job)
-        say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(tasks), 'task')}")
+        say(f"  submitted array {self.job} of {counted(num_jobs, 'job')} for {counted(len(tasks), 'task')}")
 
     def wait(self) -> Iterator[Task]:
         """Yield tasks as they are done, until all are done or the array has ended."""
@@ -158,37 +157,31 @@ class JobArray:
                 jobs = ask_slurm(self.job)
                 heard = asked if jobs is not None else heard
                 if asked - heard > SILENT_SECONDS:
-                    raise BessemerError(f"{self.stage}: squeue is silent for {duration(SILENT_SECONDS)}; is Slurm up?")
+                    raise BessemerError(
+                        f"{self.stage}: squeue has not answered for {duration(SILENT_SECONDS)}; check Slurm"
+                    )
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
-                if waiting and waiting[0] != reason and not self.begun():
+                if waiting and waiting[0] != reason and not self.jobs_in("begun"):
                     reason = waiting[0]
                     say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
-                if jobs is not None and not _is_active(jobs):
+                if jobs is not None and all(state in ENDED for state, _ in jobs.values()):
                     is_late = any(self.states.get(job, "COMPLETED") == "COMPLETED" for job in self.left)
                     end = asked + SEEN_SECONDS * is_late
             elif self.left:
                 time.sleep(READ_SECONDS)
         for job in list(self.left):  # jobs that ended early may have finished some tasks
             yield from self._take_finished(job)
-        ended = time.monotonic()
-        while not self.left and time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
-            time.sleep(min(READ_SECONDS, 0.5))
 
     def _collect(self) -> Iterator[Task]:
         """Yield the tasks of jobs that have ended. Raises the exception of a task that failed."""
-        for job in self.left.keys() & {path.name for path in (self.folder / "ended").iterdir()}:
+        for job in self.left.keys() & self.jobs_in("ended"):
             path = self.folder / "ended" / job
             try:
-                failure = failure_of(path.read_bytes())
+                raise_error(path.read_bytes())
             except ValueError:
-                failure = BessemerError(f"{path}: damaged; the same command starts the tasks again")
-            if failure is not None:
-                raise failure
+                raise BessemerError(f"{path}: damaged; rerun the command to start the tasks again") from None
             yield from self._take_finished(job)
-            since = self.unseen.setdefault(job, time.monotonic())
-            if job in self.left and time.monotonic() - since > SEEN_SECONDS:
-                require_receipt(self.left[job][0], None)
 
     def _take_finished(self, job: str) -> Iterator[Task]:
         """Yield those tasks of a job that have a receipt, and remove them from `left`."""
@@ -201,15 +194,15 @@ class JobArray:
                 with contextlib.suppress(OSError):  # makes a network file system refresh the listing
                     os.listdir(task.folder.parent)
 
-    def begun(self) -> set[str]:
-        """Return the jobs that have begun their tasks."""
-        return {path.name for path in (self.folder / "begun").iterdir()}
+    def jobs_in(self, folder: str) -> set[str]:
+        """Return the jobs that have written a file in "begun" or "ended"."""
+        return {path.name for path in (self.folder / folder).iterdir()}
 
-    def why_it_ended(self) -> str:
+    def reason_of_end(self) -> str:
         """Return the number of jobs that did not complete, by state. Raises BessemerError for a cancelled array."""
         states = Counter(self.states.values())
         if "CANCELLED" in states:
-            raise BessemerError(f"{self.stage}: array {self.job} was cancelled; the same command resumes here")
+            raise BessemerError(f"{self.stage}: array {self.job} was cancelled; rerun the command to resume")
         bad = [f"{counted(number, 'job')} {state}" for state, number in states.items() if state != "COMPLETED"]
         return ", ".join(bad) or "Slurm names no reason"
 
@@ -224,7 +217,7 @@ class JobArray:
 def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings: Work) -> str:
     """Return the script of an array of `num_jobs` jobs for the tasks in `folder`, with `at_once` running at a time."""
     options = settings.slurm
-    given = {
+    flags = {
         "job-name": re.sub(r"\W+", "-", f"bessemer {what}"),
         "array": f"0-{num_jobs - 1}%{at_once}",
         "ntasks": 1,
@@ -237,7 +230,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
     path = shlex.quote(environment.pop("PYTHONPATH"))
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH --{name}={value}" for name, value in given.items()),
+        *(f"#SBATCH --{name}={value}" for name, value in flags.items()),
         "#SBATCH --requeue",
         "set -eo pipefail",  # a set-up that fails ends the job in Slurm's state FAILED
         *options.setup,
@@ -258,11 +251,6 @@ def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
         return None
     rows = (line.strip().split("|") for line in ran.stdout.splitlines() if "|" in line)
     return {number: (state, reason) for number, state, reason in rows}
-
-
-def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
-    """Return True while a job of an array is waiting or running."""
-    return any(state not in ENDED for state, _ in jobs.values())
 
 
 def _cancel(folder: Path) -> str:
@@ -290,9 +278,9 @@ def main(folder: Path, job: str) -> None:
     use_one_core()
     with contextlib.suppress(FileNotFoundError):
         (folder / "begun" / job).touch()
-        answered, tasks = "null", folder / "tasks" / job
+        answered, tasks = DONE, folder / "tasks" / job
         for line in tasks.read_bytes().splitlines():
-            if failure_of(answered := answer(line, tasks)):
+            if (answered := answer(line, tasks)) != DONE:
                 break
         write_atomic(folder / "ended" / job, answered)
 

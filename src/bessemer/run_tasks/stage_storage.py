@@ -78,7 +78,7 @@ def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict
     """
     stored = dict(sorted(written.items()))
     if damage := wrong_size(place, stored):
-        raise BessemerError(f"{damage}; write it again")
+        raise BessemerError(f"{damage}; rerun the command to write it again")
     (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
     return {STORED_AT: str(place), "stored": stored}
 
@@ -100,7 +100,7 @@ def close_work(stage: Path) -> None:
             if is_unused or place.name == f"{stage.name}.work":
                 _remove(place)
     except BessemerError as error:
-        warn(f"what the {stage.name} left in corpus.storage could not be removed: {error}")
+        warn(f"corpus.storage: unused files of {stage.name} cannot be removed: {error}")
 
 
 def _own_folder(run: Path, storage: str) -> AnyPath:

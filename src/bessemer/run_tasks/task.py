@@ -40,6 +40,7 @@ from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import copy_folder, is_complete, read_receipt
 
 TEMPORARY = ".tmp"
+DONE = "null"  # answer of a worker whose task succeeded
 STOP = threading.Event()  # set when the user stops the build; long work checks it between documents
 ATTEMPTS = 3  # a task fails when its worker has died this often, since one death may be the machine's fault
 # Exceptions that a task may raise and that its driver raises again.
@@ -47,8 +48,12 @@ FAILURES: dict[str, Any] = {
     kind.__name__: kind for kind in (FileChanged, InputError, Stopped, BessemerError, MemoryError, OSError)
 }
 
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
 # A range as a field of a task.
-Range = Annotated[range, PlainValidator(lambda ends: range(*ends)), PlainSerializer(lambda of: [of.start, of.stop])]
+Range = Annotated[
+    range, PlainValidator(lambda ends: range(*ends)), PlainSerializer(lambda ends: [ends.start, ends.stop])
+]
 
 
 def check_stop() -> None:
@@ -60,7 +65,7 @@ def check_stop() -> None:
 def require(holds: bool, problem: str) -> None:
     """Raise BessemerError with `problem` unless a consistency check holds; a failure is a bug of this program."""
     if not holds:
-        raise BessemerError(f"corpus: {problem}; nothing was written; please report this")
+        raise BessemerError(f"corpus: inconsistent result: {problem}; nothing was written; report this as a bug")
 
 
 @contextmanager
@@ -72,11 +77,6 @@ def expected_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise BessemerError(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def to_plain(value: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def from_plain(content: dict[str, Any], base: Any) -> Any:
         code = importlib.import_module(module)
     kind: Any = getattr(code, name, None)
     if not isinstance(kind, type) or not issubclass(kind, base):
-        raise ValueError(f"{module}:{name} is no {base.__name__} of this program")
+        raise ValueError(f"{module}:{name} is not a {base.__name__} of this program")
     return _adapter(kind).validate_python(fields, strict=False)  # JSON has lists for tuples
 
 
@@ -168,41 +168,40 @@ class Task(ABC):
         try:
             return cast("Task", from_plain(json.loads(line), Task))
         except Exception as error:
-            raise BessemerError(f"{origin}: no task of this version of Bessemer: {first_line(error)}") from None
+            raise BessemerError(f"{origin}: not a task of this version of Bessemer: {first_line(error)}") from None
 
 
 def answer(line: str | bytes, origin: object = "a task's JSON") -> str:
-    """Run the task in a line of JSON and return its error as JSON for `failure_of`; `origin` names the line in errors."""
+    """Run the task in a line of JSON and return its error as JSON for `raise_error`; `origin` names the line in errors."""
     try:
         Task.from_json(line, origin).run()
     except (OSError, BessemerError, MemoryError) as error:
         kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in FAILURES)
-        of_system = isinstance(error, OSError) and (error.errno, error.strerror or str(error), str(error.filename))
-        return json.dumps([kind, *(of_system or [str(error)])])
-    return "null"
+        return json.dumps([kind, *error.__reduce__()[1]], default=str)
+    return DONE
 
 
-def failure_of(answered: str | bytes) -> Exception | None:
-    """Return the exception that `answer` describes; None for a task that is done. Raises ValueError for invalid input."""
-    if (failure := json.loads(answered)) is None:
-        return None
-    try:
-        return cast("Exception", FAILURES[failure[0]](*failure[1:]))
-    except (TypeError, LookupError):
-        raise ValueError("no answer of a worker") from None
+def raise_error(answered: str | bytes) -> None:
+    """Raise the exception that `answer` describes, if any. Raises ValueError for anything that `answer` did not write."""
+    if (failure := json.loads(answered)) is not None:
+        try:
+            error = FAILURES[failure[0]](*failure[1:])
+        except (TypeError, LookupError):
+            raise ValueError("not the answer of a worker") from None
+        raise error
 
 
-def gave_up(task: Task, why: str, remedy: str = "") -> BessemerError:
-    """Return the error for a task whose worker died too often; `why` is how it ended the last time."""
-    remedy = remedy or f"out of memory? Then lower {task.stage}.workers"
-    ended = f"{task.stage}: {task}: its worker ended {ATTEMPTS} times ({why})"
-    return BessemerError(f"{ended}; {remedy}; the same command resumes here")
+def worker_error(task: Task, reason: str, remedy: str = "") -> BessemerError:
+    """Return the error for a task whose workers died; `reason` is how the last one ended."""
+    remedy = remedy or f"if memory ran out, lower {task.stage}.workers"
+    return BessemerError(f"{task.stage}: {task}: its worker died ({reason}); {remedy}; rerun the command to resume")
 
 
 def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
     """Return the receipt of a finished task. Raises BessemerError if it is missing."""
     if done is None:
-        raise BessemerError(f"{task.stage}: {task} is done but not in {task.work}; do all workers see this path?")
+        problem = f"{task.stage}: {task}: done by a worker, but its result is not visible in {task.work}"
+        raise BessemerError(f"{problem}; use a folder that all machines share")
     return done
 
 
