@@ -12,7 +12,7 @@ pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.filters import personal
-from bessemer.corpus.filters.personal import addresses, emails, iban_length, ibans, numbers, phones, replace
+from bessemer.corpus.filters.personal import addresses, emails, ibans, numbers, phones, replace
 from bessemer.recipe import PersonalData, parse
 from tests.corpus.personal_lines import LINES, PHONE
 
@@ -141,8 +141,8 @@ def test_extreme_text_takes_linear_time(name: str) -> None:
 def test_ibans_with_right_and_wrong_digits() -> None:
     iban = import_module("stdnum.iban")
     generator = random.Random(2)
-    for country in ("BE", "DE", "FR", "GB", "MT", "NO", "PL", "RU", "XK"):
-        length = iban_length(country)
+    lengths = {"BE": 16, "DE": 22, "FR": 27, "GB": 22, "MT": 31, "NO": 15, "PL": 28, "RU": 33, "XK": 20}
+    for country, length in lengths.items():
         body = "".join(generator.choices("0123456789", k=length - 4))
         digits = iban.calc_check_digits(f"{country}00{body}")
         number = f"{country}{digits}{body}"

@@ -22,7 +22,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import global_steps, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REJECTED_COLUMNS, Document
 from bessemer.corpus.filters.base import CleaningStep
-from bessemer.corpus.filters.chain import Chain, Tally, check_tally
+from bessemer.corpus.filters.chain import Chain, Tally, list_step_counts
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Corpus, dump
@@ -260,7 +260,7 @@ def test_a_failing_step_rejects_its_document() -> None:
     assert [(one.reason, one.detail) for one in documents] == [
         (None, ""), ("step_failed", "odd: ZeroDivisionError: by nought")
     ]  # fmt: skip
-    assert check_tally(tally, failing.filters, 2, "")[1:] == [{"step": "odd", "documents_in": 2, "rejected": 1}]
+    assert list_step_counts(tally, failing.filters)[1:] == [{"step": "odd", "documents_in": 2, "rejected": 1}]
 
 
 @pytest.mark.parametrize("keep", ["excerpt", "text", "none"])

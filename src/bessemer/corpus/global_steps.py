@@ -65,6 +65,7 @@ class DocumentPart(ABC):
     """The documents that one task reads, in the same order at each call."""
 
     corpus: str = ""  # path of the earlier corpus that has the documents; "" for this corpus
+    has_signatures: ClassVar[bool] = False  # True if cleaning stored hashes and signatures of the documents
 
     @property
     @abstractmethod
@@ -85,6 +86,8 @@ class BucketPart(DocumentPart):
     """The documents of some buckets that all previous steps kept."""
 
     buckets: tuple[Bucket, ...]
+
+    has_signatures = True
 
     @property
     def size(self) -> int:
@@ -165,11 +168,9 @@ class CorpusDocuments:
                 part = BucketPart(tuple(bucket for bucket in part.buckets if bucket.source in sources))
             yield from part(columns)
 
-    def on_parts(
-        self, task: type[StepTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
-    ) -> Receipts:
-        """Run one task per part. `sizes` is the work of each part, and `reads` passes the part itself to its task."""
-        numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
+    def on_parts(self, task: type[StepTask], reads: bool = False, **more: Any) -> Receipts:
+        """Run one task per part. `reads` passes the part itself to its task."""
+        numbered = enumerate(zip(self.parts, self.sizes, strict=True))
         return self.perform([
             task(self.folder, self.made_of, size, number, **more, **({"part": part} if reads else {}))
             for number, (part, size) in numbered

@@ -213,12 +213,11 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
     Raises BessemerError for a difference.
     """
     funnel.check()
-    where = f"source {funnel.source}"
     require(
         (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.INPUT)[chain.BYTES]),
-        f"{where}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
+        f"source {funnel.source}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
-    funnel.steps = chain.check_tally(tally, filters, funnel.documents_in, where)
+    funnel.steps = chain.list_step_counts(tally, filters)
     left = tally.passed
     for name, done in steps.items():
         gone = funnel.num_rejected(*done["rejected"])

@@ -41,8 +41,9 @@ def spacy() -> dict[str, Any]:
 @cache
 def table() -> npt.NDArray[np.uint32]:
     """Return the flags of every code point, (0x110000,), computed once per process."""
-    bits = python_table().copy()
-
+    bits = np.zeros(0x110000, dtype=np.uint32)  # unassigned code points have no flag
+    for plane in ASSIGNED:
+        bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
     ranges = {name: points(text) for name, text in spacy()["ranges"].items()}
     bits[ranges["terminal"]] |= TERMINAL | SENTENCE_END | SYMBOL
     bits[ranges["no_sentence_end"]] &= ~np.uint32(SENTENCE_END)
@@ -63,15 +64,6 @@ def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
     """Return the class of every code point, and the flags of each class; characters with equal flags form one class."""
     bits = np.unique(table())
     return np.searchsorted(bits, table()).astype(np.uint8), bits
-
-
-@cache
-def python_table() -> npt.NDArray[np.uint32]:
-    """Return the flags of every code point that follow from Python and Unicode; 0 for unassigned ones."""
-    bits = np.zeros(0x110000, dtype=np.uint32)
-    for plane in ASSIGNED:
-        bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
-    return bits
 
 
 def _python_bits(character: str) -> int:

@@ -87,6 +87,11 @@ class Statistics:
         counts[Characters._fields.index("ellipses")] += self.text.count("...")
         return Characters._make([*counts, len(self.codes)])
 
+    @property
+    def alphanumeric_share(self) -> float:
+        """Letters and digits of any script divided by the characters other than white space."""
+        return self.characters.alphanumeric / max(self.characters.total - self.characters.white_space, 1)
+
     @cached_property
     def line_spans(self) -> tuple[Array, Array]:
         """Spans of the non-blank lines."""

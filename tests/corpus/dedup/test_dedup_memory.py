@@ -24,6 +24,7 @@ class Part:
     start: int
     size: int = 20_000
     corpus: str = ""
+    has_signatures: bool = True
 
     def __call__(self, columns):
         rng, size = np.random.default_rng(self.start), self.size

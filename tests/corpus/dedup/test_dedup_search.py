@@ -124,7 +124,7 @@ def test_many_ranges_change_nothing(
     monkeypatch.setattr(keys, "CHUNK", 11)
     settings = settings.model_copy(update={"memory_mib": 40})
     assert search(documents, settings, tmp_path / "work", size=15, perform=shuffled) == expected
-    assert {"LinkNeighbours-002", "GroupEdges"} < steps
+    assert {"FindComponents", "GroupEdges"} < steps
     assert {path.name for path in (tmp_path / "work" / "duplicates").iterdir()} == {"result", "verdicts"}
 
 

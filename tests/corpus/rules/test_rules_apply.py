@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.apply import RULE_REASONS, apply
+from bessemer.corpus.filters.rules import apply as rules_apply
+from bessemer.corpus.filters.rules.apply import RULE_REASONS
 from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook
@@ -27,6 +28,10 @@ PROSE = "\n".join(
         (subject, verb, thing) for subject in SUBJECTS for verb in VERBS for thing in ("river", "garden", "letter")
     )
 )
+
+
+def apply(text: str, rules: Rules) -> Reject | str:
+    return rules_apply.apply(text, rules.of_source())
 
 
 LENIENT = {

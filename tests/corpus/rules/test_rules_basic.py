@@ -4,14 +4,20 @@ import random
 
 import pytest
 
-from bessemer.corpus.filters.rules.apply import alphanumeric_share, judge
+from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.rules import apply
 from bessemer.recipe import Rules
+from bessemer.text.statistics import Statistics
 from tests.corpus.language_samples import DECLARATION
 from tests.costs import no_quadratic_pass
 
 RULES = Rules().of_source()
 LINE = "a line of text that says something number {}\n"
 GOOD = "".join(LINE.format(number) for number in range(20))
+
+
+def judge(text: str, rules: Rules) -> Reject | None:
+    return apply.judge(Statistics(text), rules)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +99,9 @@ def test_minified_code_and_data_on_one_line_are_rejected(name: str, text: str) -
 
 
 def test_alphanumeric_share_agrees_over_scripts() -> None:
-    assert alphanumeric_share("ab1 +-") == pytest.approx(3 / 5)
-    assert alphanumeric_share("äb1 +-") == pytest.approx(3 / 5)
-    assert alphanumeric_share("日本語。\u3000あ") == pytest.approx(4 / 5)
+    assert Statistics("ab1 +-").alphanumeric_share == pytest.approx(3 / 5)
+    assert Statistics("äb1 +-").alphanumeric_share == pytest.approx(3 / 5)
+    assert Statistics("日本語。\u3000あ").alphanumeric_share == pytest.approx(4 / 5)
 
 
 def test_a_word_of_fifty_megabytes_is_decided_in_linear_time() -> None:

@@ -37,7 +37,8 @@ class PairTask(task.DedupTask):
     def pairs(self, end: str) -> np.ndarray:
         """Return the distinct pairs, sorted, whose `end` ("first" or "second") document is in this part."""
         waiting, num_waiting = [np.empty(0, task.PAIR)], 0
-        for _, part in self.by_task("CandidatePairs", range(num_key_ranges(self.plan)), end, task.PAIR):
+        for number in range(num_key_ranges(self.plan)):
+            part = self.gather("CandidatePairs", range(number, number + 1), end, task.PAIR)
             waiting.append(part)
             num_waiting += len(part)
             if num_waiting > max(MAX_PAIRS, len(waiting[0])):

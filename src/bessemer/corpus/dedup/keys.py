@@ -11,7 +11,7 @@ Keys are shuffled by range, so that each task sorts an amount that fits in `memo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup import signatures, task
 from bessemer.corpus.dedup.task import EXACT, SplitWriter, identity_of, load_array, packed, read_array, write_split
-from bessemer.corpus.global_steps import AnyPart, DocumentPart
+from bessemer.corpus.global_steps import AnyPart
 from bessemer.recipe import Dedup
 from bessemer.run_tasks.task import check_stop
 from bessemer.text.normalise import fold, text_digest
 
-COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
-EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")
+STORED_COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
+TEXT_COLUMNS = ("identity", "text", "source", "quality", "path")  # slow to read
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # name of a Common Crawl snapshot
 
 # Each document of an LSH bucket is compared with the first one and with up to 64 before it. This compares buckets of up
@@ -67,15 +67,13 @@ class DocumentKeys(task.DedupTask):
     step: task.AnySigned
 
     def make(self, folder: Path) -> dict[str, Any]:
-        settings, documents, salts, first = (
-            self.plan.settings,
-            [np.zeros(0, task.DOCUMENT)],
-            [np.zeros(0, "<u8")],
-            self.number << 32,
-        )
-        num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
+        settings, first = self.plan.settings, self.number << 32
+        documents, salts, tables = [np.zeros(0, task.DOCUMENT)], [np.zeros(0, "<u8")], list[int]()
+        num_ranges = max(num_hash_ranges(self.plan), 1)
+        # Another step may have other settings than those with which cleaning stored hashes and signatures.
+        columns = STORED_COLUMNS if self.part.has_signatures and self.step.reads_stored else TEXT_COLUMNS
         with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
-            for table in _tables(self.part, self.step):
+            for table in self.part(columns):
                 tables.append(table.num_rows)
                 if not table.num_rows:
                     continue
@@ -89,9 +87,10 @@ class DocumentKeys(task.DedupTask):
                 if settings.exact:
                     found = _hashes(table, folded, here, salts[-1])
                     hashes.write(task.range_of(found["high"], num_ranges), found)
-                if settings.minhash:
-                    stored = "signature" in table.column_names
-                    signed.write((_stored(table, settings) if stored else self.step.sign(folded)).tobytes())
+                if settings.minhash and "signature" in table.column_names:
+                    signed.write(table["signature"].combine_chunks().flatten().to_numpy().tobytes())
+                elif settings.minhash:
+                    signed.write(self.step.sign(folded).tobytes())
                 first += table.num_rows
                 check_stop()
         every = np.concatenate(documents)
@@ -121,22 +120,6 @@ class EqualTexts(task.DedupTask):
         edges = np.delete(edges, starts)
         write_split(folder / "edges", self.plan.num_parts, task.part_of(edges["second"]["number"]), edges)
         return {}
-
-
-def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
-    """Yield the columns that the keys need, with the text only if it is required, because texts are slow to read.
-
-    Hashes and signatures that an earlier corpus stored are not used: other settings may have produced them.
-    """
-    if part.corpus or not step.reads_stored:
-        yield from part(EARLIER_COLUMNS)
-        return
-    needed = {"exact", "characters", *(["signature"] if step.minhash else [])}
-    for table in part(COLUMNS):
-        if not needed <= set(table.column_names):
-            yield from part((*COLUMNS, "text"))
-            return
-        yield table
 
 
 def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan) -> np.ndarray:
@@ -181,11 +164,6 @@ def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts
     return task.records(HASH, len(halves), high=halves[:, 0], low=low, document=documents)
 
 
-def _stored(table: pa.Table, settings: Dedup) -> np.ndarray:
-    flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return flat.astype(np.uint32).reshape(table.num_rows, signatures.num_hashes(settings))
-
-
 def _require_unique(names: np.ndarray) -> None:
     names = np.sort(names)
     twice = names[1:][names[1:] == names[:-1]]
@@ -211,11 +189,8 @@ class BandKeys(task.DedupTask):
     """A task that writes the band keys of a part's documents by range, without copies and texts shorter than a shingle."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        settings, num_ranges, before = (
-            self.plan.settings,
-            num_key_ranges(self.plan),
-            self.result("DocumentKeys", self.number),
-        )
+        settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
+        before = self.result("DocumentKeys", self.number)
         documents, salts = (load_array(before / f"{name}.npy") for name in ("documents", "salts"))
         is_compared = np.ones(len(documents), dtype=bool)
         copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", task.EDGE)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +126,7 @@ class JudgeLines(VerdictTask, DedupTask):
         documents = table.take(rows).to_pylist()
         for document, end, some in zip(documents, ends[rows].tolist(), np.split(repeated, firsts[1:]), strict=False):
             lines = document["text"].split("\n")
-            marks = np.zeros(len(lines), dtype=bool)
-            marks[some - (end - len(lines))] = True
-            cut.append(list(_spans(lines, marks.tolist())))
+            cut.append(_spans(lines, some - (end - len(lines))))
             left, source = len(without(document["text"], cut[-1]).strip()), sources.get(document.get("source", ""))
             path = document.get("path", "")
             format_ = format_of(source, File(path, path, 0, 0)) or ""
@@ -162,14 +158,12 @@ class LineStep(GlobalStep, Dedup):
         return {name: sum(one["cut"][name] for one in judged) for name in CUT}
 
 
-def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yield character ranges of the marked lines, joined when adjacent, each with the line break that follows.
+def _spans(lines: list[str], numbers: np.ndarray) -> Spans:
+    """Return the character ranges of some lines, joined when adjacent, each with the line break that follows.
 
     The last line of a text takes the line break before it instead.
     """
-    place, whole = 0, sum(map(len, lines)) + len(lines) - 1
-    for marked, run in groupby(zip(marks, lines, strict=True), key=itemgetter(0)):
-        after = place + sum(len(line) + 1 for _, line in run)
-        if marked:
-            yield (place if after <= whole else max(place - 1, 0)), min(after, whole)
-        place = after
+    starts = np.append(0, np.cumsum([len(line) + 1 for line in lines])).tolist()
+    whole, runs = starts[-1] - 1, np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    spans = ((starts[run[0]], starts[run[-1] + 1]) for run in runs)
+    return [(max(start - (end > whole), 0), min(end, whole)) for start, end in spans]

@@ -8,8 +8,7 @@ on the partitioning. Memory and disk use: docs/background/deduplication.md.
 
 The tasks of keys.py and compare.py find edges between similar documents. These tasks turn edges into verdicts:
 
-    LinkNeighbours  one task per group of documents: one half round of large-star small-star (Kiveris et al. 2014), which
-                    turns edges into a star around the smallest number of each connected component
+    FindComponents  one task: the connected component of each document in an edge
     GroupEdges      one task per group of documents: sends edges to the group of their component
     ChooseKeepers   one task per group of components: selects the documents to reject and to keep; counts them
     JudgeDuplicates one task per part: verdicts on its documents
@@ -27,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from bessemer.corpus.dedup import keys, task
 from bessemer.corpus.dedup.compare import CompareSets, SendSets
@@ -34,17 +35,11 @@ from bessemer.corpus.dedup.signatures import first_neighbours
 from bessemer.corpus.dedup.task import EXACT, NEAR, DedupPlan, SignedStep, earlier_parts, identity_of, write_split
 from bessemer.corpus.global_steps import CorpusDocuments, Receipts, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
-from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import read_receipt
 
 EDGES = CompareSets.__name__  # task class that writes the edges
 HISTOGRAM_BINS = 40  # of the Jaccard similarity, 0.025 wide, so that the usual thresholds are bin edges
 GROUP_BYTES = 6 * task.EDGE.itemsize  # memory per edge in ChooseKeepers
-
-
-def half_round(number: int) -> str:
-    """Return the folder name of a half round of `LinkNeighbours`."""
-    return f"LinkNeighbours-{number:03d}"
 
 
 @dataclass(frozen=True)
@@ -67,64 +62,35 @@ class GroupTask(task.DedupTask):
 
 
 @dataclass(frozen=True)
-class LinkNeighbours(GroupTask):
-    """A task for half a round of large-star small-star over links between documents.
-
-    Odd halves (small-star) read links to smaller numbers under the larger one. They link all of them and the document to the
-    smallest, and write each link for both ends. Even halves (large-star) read links under both ends, link the larger numbers
-    to the smallest, and write each link for its larger end. The components are stars once `changed` is 0 in two successive
-    halves.
-    """
-
-    half: int
-
-    @property
-    def folder(self) -> AnyPath:
-        return self.work / half_round(self.half) / f"{self.number:06d}"
+class FindComponents(GroupTask):
+    """A task that finds the connected components of all edges, and writes the smallest number in that of each document."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        if self.half == 1:
-            links = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
-            larger = task.larger(links)
-            ends = larger, links["first"]["number"] ^ links["second"]["number"] ^ larger
-        else:
-            links = self.gather(half_round(self.half - 1), range(self.num_groups), "links", task.PAIR)
-            ends = links["first"], links["second"]
-        links = keys.unique_pairs(*ends)
-        starts, sizes = task.runs(links["first"])
-        smallest = np.repeat(links["second"][starts], sizes)
-        if is_small := self.half % 2 == 1:
-            changed = int((sizes > 1).sum())
-            child, root = np.append(links["second"], links["first"][starts]), np.append(smallest, smallest[starts])
-        else:
-            smallest = np.minimum(smallest, links["first"])
-            is_larger = links["second"] > links["first"]
-            child, root = links["second"][is_larger], smallest[is_larger]
-            changed = int((root != links["first"][is_larger]).sum())
-        is_link = child != root
-        links = keys.unique_pairs(child[is_link], root[is_link])
-        if is_small:
-            links = np.concatenate([links, keys.unique_pairs(links["second"], links["first"])])
-        self.write_groups(folder / "links", links["first"], links)
-        return {"changed": changed}
+        pairs = [np.empty(0, task.PAIR)]
+        for number in range(self.plan.num_parts):
+            edges = self.gather(EDGES, range(number, number + 1), "edges", task.EDGE)
+            pairs.append(keys.unique_pairs(edges["first"]["number"], edges["second"]["number"]))
+        ends = np.concatenate(pairs)
+        numbers, index = np.unique(np.stack([ends["first"], ends["second"]]), return_inverse=True)
+        shape = len(numbers), len(numbers)
+        graph = coo_array((np.ones(len(ends), np.int8), tuple(index.reshape(2, -1))), shape=shape)
+        _, component = connected_components(graph, directed=False)
+        _, first = np.unique(component, return_index=True)
+        roots = task.records(task.PAIR, len(numbers), first=numbers, second=numbers[first][component])
+        self.write_groups(folder / "roots", numbers, roots)
+        return {}
 
 
 @dataclass(frozen=True)
 class GroupEdges(GroupTask):
-    """A task that regroups edges by connected component, so that each `ChooseKeepers` task gets whole components.
-
-    `halves` is the number of half rounds that found the components.
-    """
-
-    halves: int
+    """A task that regroups edges by connected component, so that each `ChooseKeepers` task gets whole components."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        links = self.gather(half_round(self.halves), range(self.num_groups), "links", task.PAIR)
-        links = links[np.argsort(links["first"])]
+        roots = self.gather(FindComponents.__name__, range(1), "roots", task.PAIR)
+        roots = roots[np.argsort(roots["first"])]
         edges = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
-        # The larger document of an edge is never the root of its component, so it has a link.
-        roots = links["second"][np.searchsorted(links["first"], task.larger(edges))]
-        self.write_groups(folder / "edges", roots, edges)
+        root = roots["second"][np.searchsorted(roots["first"], task.larger(edges))]
+        self.write_groups(folder / "edges", root, edges)
         return {}
 
 
@@ -243,10 +209,6 @@ class DuplicateStep(SignedStep):
         num_groups = min(-(-num_edges * GROUP_BYTES // (self.memory_mib << 20)), plan.num_parts) or 1
         grouped = {"plan": plan, "num_groups": num_groups}
         if num_groups > 1:  # ChooseKeepers needs all edges of a connected component in one task
-            unchanged = half = 0
-            while half % 2 or unchanged < 2:  # until neither half of a round changes anything
-                half += 1
-                done = documents.on_ranges(LinkNeighbours, num_groups, half=half, **grouped)
-                unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
-            documents.on_ranges(GroupEdges, num_groups, halves=half, **grouped)
+            documents.on_ranges(FindComponents, 1, plan=plan, num_groups=1)
+            documents.on_ranges(GroupEdges, num_groups, **grouped)
         return documents.on_ranges(ChooseKeepers, num_groups, **grouped)

@@ -137,12 +137,6 @@ class DedupTask(StepTask):
         """Return the values that the tasks of a step wrote for this task."""
         return read_split((self.result(step, number) / file for number in numbers), self.targets, dtype)
 
-    def by_task(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> Iterator[tuple[int, np.ndarray]]:
-        """Like `gather`, but yield (task number, array) per writing task, without empty ones."""
-        for number in numbers:
-            if len(values := self.gather(step, range(number, number + 1), file, dtype)):
-                yield number, values
-
 
 def packed(identities: Sequence[str]) -> np.ndarray:
     """Convert hexadecimal identities to 16-byte strings, which sort in the same order."""

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import Contamination as Settings
@@ -54,8 +55,7 @@ class GramIndex:
     lengths: NDArray[np.int64]  # lengths of the n-grams in words, ascending
     slots: NDArray[np.uint64]  # with `numbers` a hash table from n-gram to its index
     numbers: NDArray[np.int32]
-    firsts: NDArray[np.int64]  # n-gram g occurs in the items owners[firsts[g]:firsts[g + 1]], numbered over all sets
-    owners: NDArray[np.int32]
+    occurs: csr_array  # 1 where an n-gram (row) occurs in an item (column, numbered over all sets)
     grams: NDArray[np.int64]  # number of distinct n-grams of each item
 
 
@@ -88,8 +88,7 @@ def build(settings: Settings) -> GramIndex:
         lengths=np.array(sorted(lengths), dtype=np.int64),
         slots=slots,
         numbers=numbers,
-        firsts=np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(distinct)))]).astype(np.int64),
-        owners=owner[np.argsort(which, kind="stable")],
+        occurs=csr_array((np.ones(len(which)), (which, owner)), shape=(len(distinct), len(hashes))),
         grams=grams,
     )
 
@@ -112,14 +111,12 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
     if not len(found):
         return NO_OVERLAP
     distinct = np.unique(found)
-    per_gram = index.firsts[distinct + 1] - index.firsts[distinct]
-    before = np.cumsum(per_gram) - per_gram
-    owners = index.owners[np.repeat(index.firsts[distinct] - before, per_gram) + np.arange(per_gram.sum())]
-    counts = np.bincount(owners, minlength=len(index.grams))
+    occurs = index.occurs[distinct]
+    counts = occurs.sum(axis=0)
     touched = (counts > 0) & (counts >= index.min_share * index.grams)
     if not touched.any():
         return NO_OVERLAP
-    guilty = np.bincount(np.repeat(np.arange(len(distinct)), per_gram), weights=touched[owners]) > 0
+    guilty = occurs @ touched.astype(np.float64) > 0
     by_set = {
         name: tuple(np.flatnonzero(touched[first:last]).tolist())
         for name, (first, last) in zip(index.names, pairwise(np.cumsum([0, *index.sizes])), strict=True)

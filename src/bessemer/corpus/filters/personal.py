@@ -149,30 +149,24 @@ def ibans(text: str) -> Iterator[Span]:
     """
     end = 0
     for match in PATTERNS["iban"].finditer(text):
-        length = iban_length(match[0][:2])
-        if not length or match.start() < end:
+        pattern = iban_pattern(match[0][:2]) if match.start() >= end else None
+        if pattern is None or (found := pattern.match(text, match.start())) is None:
             continue
-        number, stop = "", match.start()
-        window = text[stop : stop + 2 * length]
-        for offset, character in enumerate(window):
-            if character == " " and window[offset + 1 : offset + 2] != " ":
-                continue
-            if not (character.isascii() and character.isalnum()) or len(number) == length:
-                break
-            number += character
-            stop = match.start() + offset + 1
-        complete = len(number) == length and number.isupper() and not text[stop : stop + 1].isalnum()
-        if complete and _package("stdnum.iso7064.mod_97_10").is_valid(number[4:] + number[:4]):
-            end = stop
-            yield match.start(), stop
+        number = found[0].replace(" ", "")
+        if _package("stdnum.iso7064.mod_97_10").is_valid(number[4:] + number[:4]):
+            end = found.end()
+            yield found.span()
 
 
 @cache
-def iban_length(country: str) -> int:
-    """Return the length of a country's IBAN from python-stdnum's copy of the SWIFT IBAN Registry; 0 for an unknown country."""
+def iban_pattern(country: str) -> re.Pattern[str] | None:
+    """Return a pattern of a country's IBANs; None for an unknown country.
+
+    The length is from python-stdnum's copy of the SWIFT IBAN Registry.
+    """
     structure = _package("stdnum.numdb").get("iban").info(f"{country}00")[0][1].get("bban", "")
-    groups = [int(number) for number in re.findall(r"(\d+)!", structure)]
-    return 4 + sum(groups) if groups else 0
+    length = sum(int(number) for number in re.findall(r"(\d+)!", structure))
+    return re.compile(rf"{country}[0-9]{{2}}(?: ?[A-Z0-9]){{{length}}}(?![^\W_])") if length else None
 
 
 def numbers(text: str, names: tuple[str, ...]) -> Iterator[Span]:

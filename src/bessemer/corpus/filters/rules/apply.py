@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from bessemer.common.console import counted
 from bessemer.corpus.document import Reject
@@ -20,14 +17,16 @@ from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.rules.lists import judge_flagged
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, PHRASES, SETS, RefinedWeb
-from bessemer.text.characters import ALPHANUMERIC, SPACE, python_table, table
-from bessemer.text.normalise import code_points, searchable
+from bessemer.text.characters import table
+from bessemer.text.normalise import searchable
 
 if TYPE_CHECKING:
     from bessemer.text.statistics import Statistics
 
-# Rule sets that need the compiled statistics, in order
-COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb")
+# The rule sets, in the order in which they are applied
+ORDER = (
+    "code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb", "adult", "toxic",
+)  # fmt: skip
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
@@ -35,42 +34,26 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
 
     `language` (ISO 639-1) selects the word lists. Raises InputError for an unreadable list or model.
     """
-    if None in (rules.min_characters, rules.min_alphanumeric_share, rules.min_unique_line_share):
-        rules = rules.of_source()
-    least = rules.min_characters or 0
-    if (basic := judge(text, rules)) is not None:
-        return basic
-    edited, finding = count_and_edit(text, rules)
-    for name in ("adult", "toxic"):
-        if finding is None and getattr(rules, name) is not None:
-            finding = judge_flagged(edited, name, getattr(rules, name), language)
-    if finding is None and edited != text:
-        if not edited or edited.isspace():
-            finding = Reject("empty", "no line is left")
-        elif len(edited) < least:
-            finding = Reject("too_short", f"{against(len(edited), least)} characters are left")
-    return edited if finding is None else finding
-
-
-def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
-    """Return the text as edited by the rule sets that count, and the first of their rules that it breaks."""
-    sets = [(name, settings) for name in COUNTING if (settings := getattr(rules, name)) is not None]
-    if not sets:
-        return text, None
     from bessemer.text.statistics import Statistics  # loads numba
 
-    statistics, finding = Statistics(text), None
-    for name, settings in sets:
+    statistics = Statistics(text)
+    finding = judge(statistics, rules)
+    for name in ORDER:
+        settings = getattr(rules, name)
+        if finding is not None or settings is None:
+            continue
         if name in EDITS:
             statistics, finding = EDITS[name](statistics, settings)
-        else:
+        elif name in RULES:
             finding = check(name, statistics, settings)
-        if finding is not None:
-            break
-    return statistics.text, finding
+        else:
+            finding = judge_flagged(statistics.text, name, settings, language)
+    if finding is None and statistics.text != text:
+        finding = _judge_rest(statistics.text, rules)
+    return statistics.text if finding is None else finding
 
 
-# --- Basic rules: one pass each at C speed (str methods, bytes.translate, NumPy indexing), without regular expressions
+# --- Basic rules
 
 # A longer mean line in characters suggests minified code or a data dump. Paragraphs of prose are rarely that long, but
 # JSONL often has whole documents on one line.
@@ -80,12 +63,11 @@ CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
 # Above this `data_share`, long lines are code or data. Of pages in 100 languages 99.4% are below it, and 99% of files of
 # minified code and dumps are above; few are between 0.25 and 0.3 (docs/background/quality-rules.md).
 MAX_DATA_SHARE = 0.3
-ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
-ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
-def judge(text: str, rules: Rules) -> Reject | None:
+def judge(statistics: Statistics, rules: Rules) -> Reject | None:
     """Return the basic rule that a normalised text breaks, with the measured value, or None to keep it."""
+    text = statistics.text
     if not text or text.isspace():
         return Reject("empty", "")
     if len(text) < (least := rules.min_characters or 0):
@@ -104,7 +86,7 @@ def judge(text: str, rules: Rules) -> Reject | None:
             f"minified code or data: {shown} of it is signs, digits and long runs, in lines of {mean:.0f}",
         )
     # No share is below 0, so a threshold of 0 turns the rule off. Skip its count.
-    if (limit := rules.min_alphanumeric_share) and (share := alphanumeric_share(text)) < limit:
+    if (limit := rules.min_alphanumeric_share) and (share := statistics.alphanumeric_share) < limit:
         return Reject("not_text", f"{against(share, limit)} of the characters are letters or digits")
     if limit := rules.min_unique_line_share:
         unique = len(set(map(str.strip, lines))) / len(lines)
@@ -124,24 +106,13 @@ def data_share(text: str) -> float:
     return (visible - len(short) + sum(map(short.count, CODE_SIGNS))) / max(visible, 1)
 
 
-def alphanumeric_share(text: str) -> float:
-    """Return the number of letters and digits of any script divided by the characters other than white space."""
-    if text.isascii():
-        raw = text.encode("ascii")
-        others = len(raw.translate(None, ASCII_ALPHANUMERIC))
-        visible = len(raw.translate(None, ASCII_SPACE))
-        return (len(raw) - others) / max(visible, 1)
-
-    codes = code_points(text)
-    _, alphanumeric, space = np.bincount(_classes()[codes], minlength=3)
-    return float(alphanumeric / max(len(codes) - space, 1))
-
-
-@cache
-def _classes() -> np.ndarray:
-    """Return the class of every code point: 1 for letters and digits, 2 for white space, 0 for others."""
-    bits = python_table()
-    return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)
+def _judge_rest(text: str, rules: Rules) -> Reject | None:
+    """Return the reason to reject a text of which rules removed lines, or None."""
+    if not text or text.isspace():
+        return Reject("empty", "no line is left")
+    if len(text) < (least := rules.min_characters or 0):
+        return Reject("too_short", f"{against(len(text), least)} characters are left")
+    return None
 
 
 # --- Rules of recipe/rule_sets.toml, which compare a measured value with a limit

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
+from math import inf
 from types import new_class
 from typing import Any, ClassVar
 
 from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters.base import SETS, CleaningStep
-from bessemer.corpus.filters.rules.apply import count_and_edit
+from bessemer.corpus.filters.rules.apply import apply
 from bessemer.recipe import Rules, rules
+
+NO_BASIC_RULES: dict[str, Any] = {
+    "min_characters": 0, "max_characters": sys.maxsize, "max_mean_line_length": inf, "min_alphanumeric_share": 0.0,
+    "min_unique_line_share": 0.0,
+}  # fmt: skip
 
 
 class RuleSet(CleaningStep):
@@ -19,20 +26,13 @@ class RuleSet(CleaningStep):
     sets: ClassVar[tuple[str, ...]]
 
     @cached_property
-    def _limits(self) -> Rules:
-        limits: dict[str, Any] = dict.fromkeys(self.sets, self)
+    def _rules(self) -> Rules:
+        limits: dict[str, Any] = NO_BASIC_RULES | dict.fromkeys(self.sets, self)
         return Rules.model_construct(**limits)
 
     def judge(self, document: Document) -> Reject | str | None:
         """Return the first rule that the text breaks, or the edited text."""
-        if document.format == "chat":
-            return None
-        text, finding = count_and_edit(document.text, self._limits)
-        if finding is None and (not text or text.isspace()):
-            return Reject("empty", "no line is left")
-        if finding is not None:
-            return finding
-        return text
+        return None if document.format == "chat" else apply(document.text, self._rules)
 
 
 def _filter(title: str, *sets: str) -> type[RuleSet]:
