@@ -18,7 +18,6 @@ from bessemer.common.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words, read_table
 
 SETS = read_table("rule_sets.toml")
-PHRASES: dict[str, list[str]] = SETS.pop("phrases")
 MAX_STOP_WORDS = 62
 
 
@@ -73,6 +72,10 @@ class GopherRepetition(_limits("gopher_repetition")):  # type: ignore[misc]
 
 class RefinedWeb(_limits("refinedweb")):  # type: ignore[misc]
     """The limits of the rule set refinedweb."""
+
+    def _complaints(self) -> Iterator[str]:
+        if not any((self.domains, self.urls, self.url_words, self.url_soft_words, self.url_substrings)):
+            yield "no list is set; set domains, urls, url_words, url_soft_words or url_substrings"
 
 
 class Textbook(_limits("textbook")):  # type: ignore[misc]

@@ -109,17 +109,6 @@ def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) 
 
 
 @compiled
-def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """Return the upper-case characters and the digits of each line."""
-    upper, digits = np.zeros(len(starts), np.int32), np.zeros(len(starts), np.int32)
-    for i in range(len(starts)):
-        for at in range(starts[i], ends[i]):
-            upper[i] += bits[codes[at]] & kinds.UPPER != 0
-            digits[i] += bits[codes[at]] & kinds.NUMERIC != 0
-    return upper, digits
-
-
-@compiled
 def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
     r"""Return the characters of the longest run of encoded data, and of all runs.
 

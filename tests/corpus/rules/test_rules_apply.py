@@ -9,12 +9,12 @@ from bessemer.corpus.filters.rules import apply as rules_apply
 from bessemer.corpus.filters.rules.apply import RULE_REASONS
 from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook
+from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, Textbook
 from tests.costs import no_quadratic_pass
 
 EVERY = {
     "code": Code(), "textbook": Textbook(), "gopher_quality": GopherQuality(), "gopher_repetition": GopherRepetition(),
-    "refinedweb": RefinedWeb(), "c4": C4(), "fineweb": FineWeb(),
+    "c4": C4(), "fineweb": FineWeb(),
 }  # fmt: skip
 OPEN = {
     "min_characters": 0, "max_characters": 10**9, "max_mean_line_length": 1e12, "min_alphanumeric_share": 0.0,
@@ -51,7 +51,6 @@ LENIENT = {
         ("word " * 60, {}, "textbook.distinct_words"),
         ("Ein Satz bleibt deutsch. " * 9 + "".join(f"Wort{i} " for i in range(99)), {}, "gopher_quality.stop_words"),
         (PROSE + "\n" + PROSE, {"textbook": None, "gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
-        ("MENU AND NOTHING ELSE OF ANY INTEREST\n" * 3 + PROSE[:900], {}, "refinedweb.removed_words"),
         (PROSE.replace("reasons", "{reasons}", 1), {}, "c4.curly_bracket"),
         (PROSE + "\n" + PROSE[:200], {"c4": None}, "fineweb.duplicate_characters"),
     ],

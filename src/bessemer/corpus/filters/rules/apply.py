@@ -1,7 +1,7 @@
 """The rules of a recipe on one document, in a fixed order. The first rule that it breaks is the reason for its rejection.
 
-The order is: basic rules, code, textbook, gopher_quality, gopher_repetition, refinedweb (removes lines), c4 (removes lines),
-fineweb (on the remaining lines), adult, toxic, and the basic length rule again if lines were removed.
+The order is: basic rules, code, textbook, gopher_quality, gopher_repetition, c4 (removes lines), fineweb (on the remaining
+lines), adult, toxic, and the basic length rule again if lines were removed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.rules.lists import judge_flagged
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, PHRASES, SETS, RefinedWeb
-from bessemer.text.characters import table
+from bessemer.recipe.rules import C4, SETS
 from bessemer.text.normalise import searchable
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 # The rule sets, in the order in which they are applied
 ORDER = (
-    "code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb", "adult", "toxic",
+    "code", "textbook", "gopher_quality", "gopher_repetition", "c4", "fineweb", "adult", "toxic",
 )  # fmt: skip
 
 
@@ -42,8 +41,8 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
         settings = getattr(rules, name)
         if finding is not None or settings is None:
             continue
-        if name in EDITS:
-            statistics, finding = EDITS[name](statistics, settings)
+        if name == "c4":
+            statistics, finding = edit_c4(statistics, settings)
         elif name in RULES:
             finding = check(name, statistics, settings)
         else:
@@ -217,13 +216,10 @@ def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
     return None
 
 
-# --- Rules of C4 and RefinedWeb, which remove lines from a text
+# --- Rules of C4, which remove lines from a text
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")
-COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(PHRASES['counted'])})\W{{0,20}}")
-MAX_COUNTER_CHARACTERS = 100
-SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # phrases are removed from lines up to this size
 
 
 def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | None]:
@@ -251,7 +247,7 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | 
             continue
         if settings.reject_curly_bracket and "{" in line:
             return statistics, Reject("c4.curly_bracket", f"in the line {line[:80]!r}")
-        if settings.remove_policy and any(phrase in small for phrase in PHRASES["c4_policy"]):
+        if settings.remove_policy and any(phrase in small for phrase in SETS["c4"]["policy"]):
             continue
         kept.append(line)
     every = type(statistics)("\n".join(kept))
@@ -268,62 +264,3 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | 
                 "c4.long_lines", f"{counted(num_long, 'line')} of {settings.long_line_characters} characters"
             )
     return edited, None
-
-
-def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Reject | None]:
-    """Remove menu and counter lines. Returns the edited text and the reason for rejection, if any.
-
-    The rules are from Penedo et al. 2023, section 3.2 and appendix, in DCLM's implementation and order
-    (baselines_configs/dclm_baseline_refinedweb.yaml, mappers/modifiers.py). White space separates words. Unlike DCLM, URLs
-    are not removed before lines are compared.
-    """
-    from bessemer.text import lines
-
-    codes, text = statistics.codes, statistics.text
-    spans = lines.find_lines(codes, table(), False)
-    counts = lines.count_in_lines(codes, table(), *spans)
-    kept: list[str] = []
-    for start, end, upper, digits in zip(*(array.tolist() for array in (*spans, *counts)), strict=True):
-        length = end - start
-        if length == 0:
-            kept.append("")
-            continue
-        if upper / length > settings.max_line_upper_share or (settings.remove_numeric_lines and digits == length):
-            continue
-        line = text[start:end]
-        if settings.remove_counter_lines and length <= MAX_COUNTER_CHARACTERS and COUNTER.fullmatch(line.lower()):
-            continue
-        if settings.min_line_words > 1 and len(line.split(maxsplit=settings.min_line_words)) < settings.min_line_words:
-            continue
-        if settings.remove_phrases and length <= SHORT_LINE_CHARACTERS:
-            without = _without_phrases(line)
-            if without is not line and not without.strip():
-                continue
-            line = without
-        kept.append(line)
-    edited = "\n".join(kept).strip()
-    before, after = len(text.split()), len(edited.split())
-    removed = (before - after) / max(before, 1)
-    if removed > settings.max_removed_word_share:
-        shown = against(removed, settings.max_removed_word_share)
-        return statistics, Reject("refinedweb.removed_words", f"{shown} of the words are removed")
-    return (statistics if edited == text else type(statistics)(edited)), None
-
-
-def _without_phrases(line: str) -> str:
-    """Return a short line without phrases of shops and blogs; the same object if it has none."""
-    small = line.lower()
-    if not ("items in cart" in small or small.startswith("sign-in") or small.endswith("read more...")):
-        return line
-    if len(small) != len(line) or len(line.split()) > SHORT_LINE_WORDS:
-        return line  # a character has a longer lower-case form, so indices in `small` are not valid in `line`
-    while (at := line.lower().find("items in cart")) >= 0:
-        line = line[:at].removesuffix(" ") + line[at + len("items in cart") :]
-    if line.lower().endswith("read more..."):
-        line = line[: -len("read more...")].removesuffix(" ")
-    if line.lower().startswith("sign-in"):
-        line = line[len("sign-in") :].removeprefix(" ")
-    return line
-
-
-EDITS: dict[str, Callable[[Any, Any], tuple[Any, Reject | None]]] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
