@@ -33,8 +33,8 @@ from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import device_class
 
-# Two models of the sweep and the network of its cluster were fitted to; all compute constants to the single node; the rate of
-# FlashAttention's first version to MPT's A100 rows.
+# Sets that constants were fitted to: two models of the sweep, with the network of its cluster; the single node, for all compute
+# constants; MPT's A100 rows, for the rate of FlashAttention's first version.
 FITTED = {
     "Megatron Bridge fp8",
     "A100 single node",

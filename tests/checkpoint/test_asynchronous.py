@@ -120,7 +120,9 @@ def test_a_failure_surfaces_at_the_next_save_which_still_succeeds(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_a_copy_the_save_is_in_the_foreground(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**12))  # two processes of this node need this much
     saver.save(10, state(10.0), {})

@@ -67,7 +67,9 @@ def on_ray(of: Recipe, address: str | None, workers: int | None = None) -> Recip
 
 
 @pytest.mark.long
-def test_work_in_a_storage(of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_cluster_works_in_a_storage(
+    of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bessemer.tokens import build
 
     of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})

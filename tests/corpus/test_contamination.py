@@ -137,7 +137,7 @@ def test_the_contamination_table(quiz: EvaluationSet) -> None:
     assert row == {"name": "quiz", "items": 11, "searched": 10, "items_touched": 3, "documents": 3, "share": 3 / 10}
 
 
-def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None:
+def test_the_search_agrees_with_plain_string_search(quiz: EvaluationSet) -> None:
     """Documents of the same few words, so that n-grams of 4 occur in them by chance."""
     index = build(settings(quiz, ngram=4, min_words=4))
     grams: dict[tuple[str, ...], set[int]] = {}
@@ -157,7 +157,7 @@ def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet", "txt"])
-def test_formats(tmp_path: Path, ending: str) -> None:
+def test_sets_are_read_in_every_format(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"set.{ending}"
     rows = [{"q": sentence(n), "n": n} for n in range(3)]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()

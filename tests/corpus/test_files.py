@@ -37,7 +37,7 @@ def test_folders_are_read_recursively_by_suffix(data: Path) -> None:
     assert names(source(data, suffixes=[".py", ".md"])) == ["data/a/c.md", "data/a/d.py"]
 
 
-def test_a_file_named_in_full_is_taken_whatever_its_suffix(data: Path) -> None:
+def test_a_file_named_in_full_is_read_with_any_suffix(data: Path) -> None:
     touch(data, "a.log", "b.log")
     assert names(source(data / "a.log")) == ["a.log"]
 
@@ -55,7 +55,7 @@ def test_without_a_format_the_ending_decides(data: Path) -> None:
         find(nothing)
 
 
-def test_globs(data: Path) -> None:
+def test_globs_select_files(data: Path) -> None:
     touch(data, "x/a.txt", "x/b.md", "y/c.txt")
     assert names(source(data / "*" / "*.txt")) == ["x/a.txt", "y/c.txt"]
     assert names(source(data / "**" / "*.md")) == ["x/b.md"]

@@ -44,7 +44,7 @@ def test_an_empty_text_has_no_language(text: str) -> None:
     assert verdict("", 0.0, ON) == ("language_unsure", "no language with a score of 0.00 (limit 0.65)")
 
 
-def test_verdicts() -> None:
+def test_language_verdicts() -> None:
     assert verdict("de", 0.9, Language(identify=True, allowed=["en"])) == ("language_other", "de with a score of 0.90")
     assert verdict("de", 0.9, Language(identify=True, allowed=["en", "de"])) is None
     assert verdict("de", 0.64, ON) == ("language_unsure", "de with a score of 0.64 (limit 0.65)")
@@ -58,7 +58,7 @@ def test_code_is_skipped_unless_requested() -> None:
     assert not Language().looks_at("text")
 
 
-def test_rules_for_some_languages() -> None:
+def test_rules_apply_only_to_the_named_languages() -> None:
     text = '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\nidentify = true\n[corpus.language.only_for]\n'
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
     step = JudgeText(corpus=parse(text, "test").corpus)
@@ -69,7 +69,7 @@ def test_rules_for_some_languages() -> None:
         assert rules.c4 is not None  # not named: for all
 
 
-def test_a_source_for_each_language() -> None:
+def test_languages_become_separate_sources() -> None:
     settings = Language(identify=True, split=["en", "zh"])
     assert [routed("web", code, settings) for code in ("en", "zh", "de", None)] == ["web-en", "web-zh", "web", "web"]
     assert routed("web", "eng_Latn", Language(identify=True, split=["eng_Latn"])) == "web-eng-latn"

@@ -201,7 +201,7 @@ def test_a_decompression_bomb_in_a_page_is_inflated_up_to_the_limit(coding: str)
         ("Grüße aus Köln", "utf-16", "utf-8", ""),
     ],
 )
-def test_charsets(text: str, charset: str, header: str, meta: str) -> None:
+def test_charsets_of_pages_are_detected(text: str, charset: str, header: str, meta: str) -> None:
     page = f'<html><meta charset="{meta}"><body><main><p>{text}</p></main></body></html>'
     content_type = "text/html" + (f"; charset={header}" if header else "")
     assert one(http(page.encode(charset), content_type=content_type)).text == text

@@ -100,7 +100,7 @@ def test_an_export_gives_the_ids_of_its_training_or_fails(family: str, tmp_path:
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_greedy_text_of_an_export_equals_generate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_greedy_text_of_an_export_equals_that_of_generate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     model, folder = exported(family, tokenizer, tmp_path, sequence_length=64)
     ours = [complete(model, tokenizer, prompt, 8, Sampling()) for prompt in PROMPTS]
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)

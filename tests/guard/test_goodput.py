@@ -178,7 +178,7 @@ def test_an_incomplete_last_line_is_ignored(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "changed", "foreign"])
-def test_other_damage_is_an_error(journal: Journal, damage: str) -> None:
+def test_other_damage_of_a_journal_is_an_error(journal: Journal, damage: str) -> None:
     assert journal.path is not None
     lines = journal.path.read_text().splitlines()
     if damage == "cut":
@@ -239,7 +239,7 @@ def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[
         (ValueError(), "failed", "error"),
     ],
 )
-def test_the_end_is_posted(
+def test_the_end_of_a_run_is_posted(
     tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], error: Exception, what: str, severity: str
 ) -> None:
     url, posts = inbox

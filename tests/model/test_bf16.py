@@ -70,7 +70,7 @@ def test_conversions_and_the_exponential_are_exact() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 48), (2, 300, 16)])
-def test_norms(shape: tuple[int, ...]) -> None:
+def test_norms_are_within_rounding(shape: tuple[int, ...]) -> None:
     def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5) * weight
 
@@ -81,7 +81,7 @@ def test_norms(shape: tuple[int, ...]) -> None:
     assert max(errors(lambda x, w: kernels.rms_norm(x, w, 1e-5), exact, strided, weight)) < ROUNDING / 2
 
 
-def test_gates() -> None:
+def test_gates_are_within_rounding() -> None:
     gate_up = (drawn(3, 70, 48) * 8).bfloat16()
     assert max(errors(kernels.swiglu, lambda x: F.silu(x[..., :24]) * x[..., 24:], gate_up)) < ROUNDING / 2
     assert kernels.swiglu(torch.tensor([[torch.nan, 1.0, -100.0, 2.0]]).bfloat16())[0].isnan().tolist() == [True, False]
@@ -114,7 +114,7 @@ def test_heads_are_split_and_rotated(rotates: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "heads", "groups"), [(16, 2, 2), (70, 4, 2), (256, 3, 1), (300, 2, 2)])
-def test_attention(causal: bool, length: int, heads: int, groups: int) -> None:
+def test_attention_is_within_rounding(causal: bool, length: int, heads: int, groups: int) -> None:
     """Scores with a spread of 3 and more, whose rounding to bf16 alone would give errors of 1.4%."""
     q, k, v = ((drawn(2, number, length, 32, seed=seed) * scale).bfloat16()
                for number, seed, scale in ((heads, 1, 2.0), (groups, 2, 1.5), (groups, 3, 1.0)))  # fmt: skip
@@ -157,7 +157,7 @@ def test_documents_of_every_length_need_few_kernels(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_within_documents(causal: bool) -> None:
+def test_attention_inside_documents_is_within_rounding(causal: bool) -> None:
     """Include lengths for which a whole sequence would use torch's kernel."""
     starts = torch.zeros(2, 700, dtype=torch.bool)
     starts[:, 0] = starts[0, 5] = starts[0, 22] = starts[1, 610] = True
@@ -171,7 +171,7 @@ def test_attention_within_documents(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
-def test_the_loss(z_loss: float) -> None:
+def test_the_loss_is_within_rounding(z_loss: float) -> None:
     """Tokens with and without a target, in several chunks."""
     targets = torch.arange(700) % 301 - 1
     hidden, head = drawn(700, 24).bfloat16(), (drawn(300, 24, seed=1) / 5).bfloat16().float()

@@ -63,7 +63,7 @@ def test_a_model_that_computes_something_else_is_an_error(tmp_path: Path) -> Non
         check_read(folder, other)
 
 
-def test_a_new_head_leaves_the_blocks_to_be_compared(tmp_path: Path) -> None:
+def test_the_blocks_are_compared_even_with_a_new_head(tmp_path: Path) -> None:
     folder = written(config(), tmp_path)
     model, check = read_checked(folder, config(labels=3, max_positions=24))
     assert model.config.labels == 3

@@ -156,7 +156,7 @@ def test_a_recipe_may_give_a_part_of_a_layout(tmp_path: Path, capsys: pytest.Cap
 SHARDED = f"{RECIPE.replace('devices = 64', '')}[parallel]\nshard = 16\n"
 
 
-def test_a_batch_that_only_the_new_devices_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_must_divide_over_the_new_devices_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """480 sequences divide over 96 ranks, and not over the 64 of the recipe."""
     path = tmp_path / "mine.toml"
     path.write_text(SHARDED.replace("shard = 16", "shard = 64"))

@@ -31,7 +31,7 @@ def test_an_unknown_device_is_an_error_that_suggests_similar_names(unknown: str)
         devices.find(unknown)
 
 
-def test_every_name_finds_itself_and_every_entry_is_plausible() -> None:
+def test_devices_are_found_by_name_and_have_plausible_values() -> None:
     for name, device in devices.catalogue().items():
         assert devices.find(name) is device
         assert device.source
@@ -188,7 +188,7 @@ def test_parameters_of_published_shapes_equal_the_published_counts(shape: Shape)
     assert shape.source and shape.config.heads % shape.config.kv_heads == 0
 
 
-def test_other_names_of_the_same_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliases_name_shapes_with_equal_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert not set(ALIASES) & set(shapes()) and set(ALIASES.values()) <= set(shapes())
     assert find("Llama-3.1-405B") is find("llama-3-405b")
     assert run_command(["plan", "--model", "list"]) == 0
@@ -228,7 +228,7 @@ def test_numbers_as_people_write_them() -> None:
             count_of(text)
 
 
-def test_names() -> None:
+def test_shapes_are_found_by_other_spellings() -> None:
     assert find("Llama 3 70B") is find("llama-3-70b") is find("LLAMA3_70b")
     with pytest.raises(InputError, match="llama-3-70b"):
         find("llama-3-71b")

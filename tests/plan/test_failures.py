@@ -67,7 +67,7 @@ def test_large_clusters_reach_the_reported_effective_time() -> None:
     assert ratio[10.0] > 0.9 > ratio[300.0]
 
 
-def test_outlook_adds_up() -> None:
+def test_the_parts_of_the_expected_time_add_up() -> None:
     save = failures.checkpoint(1e12, 1024, 20e9)
     run = failures.outlook(20 * 86_400, 12.0, failures.mtbf(1024), save)
     assert run.seconds == pytest.approx(20 * 86_400 + run.lost + run.saves)

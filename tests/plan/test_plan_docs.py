@@ -80,7 +80,7 @@ def test_the_shown_output_equals_the_printed_one(command: str, shown: str, capsy
     assert re.fullmatch("\n".join(lines), capsys.readouterr().out.rstrip("\n"), re.DOTALL)
 
 
-def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_device_entry_of_the_page_can_be_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Use the entry of the page; it has no watts, so there is no energy."""
     page = (ROOT / "docs/how-to/plan-a-budget.md").read_text(encoding="utf-8")
     (entry,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[device]]" in block]

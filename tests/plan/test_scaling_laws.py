@@ -71,7 +71,7 @@ def test_the_closed_form_equals_the_minimum_of_a_grid(law: LossLaw, flops: float
         assert law.loss(size, flops / (6 * size)) >= lowest - 1e-12
 
 
-def test_textbook_figures() -> None:
+def test_the_textbook_rule_equals_its_figures() -> None:
     """N = sqrt(C / 120) gives 71B parameters and 1.4T tokens for 6e23 FLOPs; GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
     plan = RULE.optimum(6e23)
     assert plan.parameters == pytest.approx(71e9, rel=0.01)

@@ -43,7 +43,7 @@ def command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @BOTH
-def test_its_tokens_equal_those_of_a_run_directory(
+def test_tokens_of_a_stored_corpus_equal_those_of_a_run_directory(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)

@@ -50,7 +50,7 @@ def same_tokens(one: RunDirectory, two: RunDirectory, bucket: Store) -> None:
 
 
 @BOTH
-def test_the_files_equal_those_of_a_run_directory(
+def test_stored_token_files_equal_those_of_a_run_directory(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)

@@ -160,7 +160,7 @@ def test_passages_of_a_single_file_are_held_out(here: Path) -> None:
     assert held + trained == len("\n".join(parts).encode().strip()) and 0.05 < held / trained < 0.2
 
 
-def test_runs_are_not_their_own_text(here: Path) -> None:
+def test_run_directories_are_not_read_as_text(here: Path) -> None:
     assert load(".").corpus.sources[0].exclude == ("runs",)
     assert load("text").corpus.sources[0].exclude == ()
 

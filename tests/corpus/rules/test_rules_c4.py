@@ -22,7 +22,7 @@ def edited(text: str, **settings: object) -> tuple[str, str | None]:
         "Read our Privacy Policy before that.", "w" * 1001 + " and two more.",
     ],
 )  # fmt: skip
-def test_removed_lines(line: str) -> None:
+def test_c4_removes_lines(line: str) -> None:
     assert edited(f"{line}\n{FIVE}") == (FIVE, None)
 
 
@@ -30,7 +30,7 @@ def test_removed_lines(line: str) -> None:
     "line",
     ["Three words here.", "Really now, you?", 'He said "so it is"', "w" * 1000 + " and more.", "  An indented line here!  "],
 )  # fmt: skip
-def test_kept_lines(line: str) -> None:
+def test_c4_keeps_lines(line: str) -> None:
     assert edited(f"{line}\n{FIVE}") == (f"{line.strip()}\n{FIVE}", None)
 
 
@@ -39,7 +39,7 @@ def test_citations_are_removed() -> None:
     assert edited(f"It is so[1] and so.\n{FIVE}", remove_citations=False)[0] == f"It is so[1] and so.\n{FIVE}"
 
 
-def test_rejected_pages() -> None:
+def test_c4_rejects_pages() -> None:
     assert edited(f"{FIVE}\nLorem ipsum dolor sit amet.")[1] == "c4.lorem_ipsum"
     assert edited(f"{FIVE}\nA curly {'{'} bracket.")[1] == "c4.curly_bracket"
     assert edited(f"{FIVE}\nlorem ipsum without an end mark")[1] is None  # as in C4, whose line filter comes first

@@ -43,7 +43,7 @@ def words_of(found: Statistics) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_characters(text: str) -> None:
+def test_character_counts_equal_plain_python(text: str) -> None:
     found = Statistics(text).characters
     assert found.total == len(text)
     assert found.alphabetic == sum(map(str.isalpha, text))
@@ -58,7 +58,7 @@ def test_characters(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_lines(text: str) -> None:
+def test_line_counts_equal_plain_python(text: str) -> None:
     lines = [line for line in text.split("\n") if line.strip()]
     statistics = Statistics(text)
     found = statistics.lines
@@ -72,7 +72,7 @@ def test_lines(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_bullets_repeated_lines_and_paragraphs(text: str) -> None:
+def test_counts_of_bullets_and_repeated_lines_and_paragraphs(text: str) -> None:
     found = Statistics(text)
     lines = text.splitlines()
     bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
@@ -93,7 +93,7 @@ def test_bullets_repeated_lines_and_paragraphs(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_words(text: str) -> None:
+def test_word_counts_equal_plain_python(text: str) -> None:
     found = Statistics(text)
     words = words_of(found)
     proper = [word for word in words if any(character not in SYMBOLS for character in word)]
@@ -104,7 +104,7 @@ def test_words(text: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, st.integers(2, 6))
-def test_ngrams(text: str, n: int) -> None:
+def test_ngram_counts_equal_plain_python(text: str, n: int) -> None:
     found = Statistics(text)
     words = words_of(found)
     grams = Counter(" ".join(words[i : i + n]) for i in range(len(words) - n + 1))

@@ -10,7 +10,7 @@ from bessemer.recipe import parse
 from bessemer.recipe.rules import RefinedWeb
 
 
-def test_urls(tmp_path: Path) -> None:
+def test_urls_are_judged_by_refinedweb_rules(tmp_path: Path) -> None:
     def written(name: str, *lines: str) -> str:
         (tmp_path / name).write_text("# a comment\n" + "\n".join(lines) + "\n", encoding="utf-8")
         return str(tmp_path / name)

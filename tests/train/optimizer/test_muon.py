@@ -175,7 +175,7 @@ def told(made) -> dict[str, tuple[str, str, float, float]]:
     }
 
 
-def test_decay_groups(driven) -> None:
+def test_decay_and_rates_by_parameter_group(driven) -> None:
     found = told(driven(embedding_rate=3.0))
     assert found["embedding.weight"] == ("embedding", "adamw", 0.0, 3.0)
     assert found["head.weight"] == ("head", "adamw", 0.0, 1.0)
