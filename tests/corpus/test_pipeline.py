@@ -311,7 +311,7 @@ def test_a_disk_error_is_reported_and_nothing_is_published(
         raise OSError(28, "No space left on device")
 
     fill(data, 3)
-    monkeypatch.setattr(publish.PartWriter, "write", full)
+    monkeypatch.setattr(publish, "write_parts", full)
     with pytest.raises(OSError, match="No space left"):
         pipeline.build(recipe(source(data)), run)
     assert [path.name for path in run.path.iterdir()] == ["corpus.work"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,15 +23,16 @@ import pyarrow.parquet as pq
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context, rows_together
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.statistics import EXAMPLE_KEYS, Funnel
-from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, open_parquet, read_receipt, stage_files
 
 # Maximum text in a row group, except for a longer document; a reader holds one row group in memory
 ROW_GROUP_BYTES = 16 << 20
-REJECTED_ROWS = 1 << 14  # maximum rows in a row group of rejected documents
+ROW_BYTES = 1 << 10  # counted for the other columns of a row
+EXAMPLE_ROWS = 1 << 14  # rejected documents held as Python objects at a time
 PART_BYTES = 256 << 20  # approximate text in a part file
 READ = (
     "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
@@ -38,42 +40,6 @@ READ = (
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
 COMMAND = "bessemer corpus RECIPE"  # the command that errors suggest for a damaged part
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
-
-
-class PartWriter:
-    """A writer of tables of string columns to part-00000.parquet, part-00001.parquet and so on."""
-
-    def __init__(self, folder: Path, columns: tuple[str, ...]) -> None:
-        folder.mkdir()
-        self.folder = folder
-        self.schema = schema(columns)
-        self.num_parts = self.part_bytes = 0
-        self.writer: pq.ParquetWriter | None = None
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows, in row groups of bounded size."""
-        ends = np.cumsum(pc.binary_length(table["text"]).to_numpy().astype(np.int64))
-        start, before = 0, 0
-        while start < len(ends):
-            end = max(int(np.searchsorted(ends, before + ROW_GROUP_BYTES, side="right")), start + 1)
-            self._row_group(table.slice(start, end - start), int(ends[end - 1]) - before)
-            start, before = end, int(ends[end - 1])
-
-    def _row_group(self, table: pa.Table, num_bytes: int) -> None:
-        if self.writer is not None and self.part_bytes + num_bytes > PART_BYTES:
-            self.close()
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(self.folder / part_name(self.num_parts), self.schema, **WRITE_OPTIONS)
-            self.num_parts += 1
-            self.part_bytes = 0
-        self.writer.write_table(table.cast(self.schema), row_group_size=max(table.num_rows, 1))
-        self.part_bytes += num_bytes
-
-    def close(self) -> None:
-        """Close the current part file."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
 
 
 def part_name(number: int) -> str:
@@ -103,48 +69,50 @@ class PublishBucket(Task):
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
         ((_, table),) = rows_together([self.bucket], READ)
-        funnel = Funnel(source.name, source.shown_format, files=0, documents_in=table.num_rows)
-        writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        _split(table, funnel, settings.corpus, writers)
+        is_kept = pc.is_null(table["reason"])
+        kept, rejected = table.filter(is_kept), table.filter(pc.invert(is_kept))
+        funnel = Funnel(
+            source.name, source.shown_format, files=0,
+            documents_in=table.num_rows, bytes_in=pc.sum(table["num_bytes"]).as_py() or 0,
+            documents_kept=kept.num_rows, bytes_kept=pc.sum(pc.binary_length(kept["text"])).as_py() or 0,
+            lengths=_powers(kept), lengths_rejected=_powers(rejected), languages=Counter(kept["language"].to_pylist()),
+        )  # fmt: skip
+        rejected = _with_excerpts(rejected, source.name, settings.corpus.keep_rejected)
+        for batch in rejected.select([*EXAMPLE_KEYS, "reason", "num_bytes"]).to_batches(EXAMPLE_ROWS):
+            for row in batch.to_pylist():
+                funnel.reject(row["reason"], row["num_bytes"], row)
         funnel.check()
-        for writer in writers.values():
-            writer.close()
+        parts = [routed(source.name, code or None, settings.corpus.language) for code in kept["language"].to_pylist()]
+        write_parts(folder / "documents", kept.append_column("source", pa.array(parts, pa.string())))
+        write_parts(folder / "rejected", rejected)
         return {"funnel": to_plain(funnel)}
 
 
-def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]) -> None:
-    """Write each row to the documents or to the rejected documents, and count it."""
-    funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
-    is_kept = pc.is_null(table["reason"])
-    good, bad = table.filter(is_kept), table.filter(pc.invert(is_kept))
-    funnel.lengths.update(_powers(good["characters"]))
-    parts = [routed(funnel.source, code or None, corpus.language) for code in good["language"].to_pylist()]
-    good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
-    writers["documents"].write(good)
-    funnel.documents_kept += good.num_rows
-    funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
-    funnel.languages.update(good["language"].to_pylist())
-    funnel.lengths_rejected.update(_powers(bad["characters"]))
-    _write_rejects(bad, funnel, corpus.keep_rejected, writers["rejected"])
+def write_parts(folder: Path, table: pa.Table) -> None:
+    """Write the columns of `folder` to part-00000.parquet, part-00001.parquet and so on, in row groups of bounded size."""
+    folder.mkdir()
+    columns = schema(WRITTEN_COLUMNS[folder.name])
+    sizes = [num_bytes + ROW_BYTES for num_bytes in pc.binary_length(table["text"]).to_pylist()]
+    groups = in_groups(range(table.num_rows), ROW_GROUP_BYTES, sizes.__getitem__)
+    parts = in_groups(groups, PART_BYTES, lambda rows: sum(sizes[rows[0] : rows[-1] + 1]))
+    for number, part in enumerate(parts):
+        with pq.ParquetWriter(folder / part_name(number), columns, **WRITE_OPTIONS) as file:
+            for rows in part:
+                chosen = table.slice(rows[0], len(rows)).select(columns.names)
+                file.write_table(chosen.cast(columns), row_group_size=len(rows))
 
 
-def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWriter) -> None:
-    """Count and write the rejected documents."""
-    nothing = pa.repeat("", table.num_rows)
-    excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)
-    texts = table["text"] if keep == "text" else nothing
-    table = table.drop_columns("text").append_column("text", texts).append_column("excerpt", excerpts)
-    table = table.append_column("source", pa.repeat(funnel.source, table.num_rows)).combine_chunks()
-    for start in range(0, table.num_rows, REJECTED_ROWS):
-        rows = table.slice(start, REJECTED_ROWS)
-        for row in rows.select([*EXAMPLE_KEYS, "reason", "num_bytes"]).to_pylist():
-            funnel.reject(row["reason"], row["num_bytes"], row)
-        writer.write(rows.select(list(REJECTED_COLUMNS)))
+def _with_excerpts(table: pa.Table, source: str, keep: str) -> pa.Table:
+    """Return rejected documents with their source, and with the text and excerpt that `corpus.keep_rejected` stores."""
+    nothing, text = pa.repeat("", table.num_rows), table["text"]
+    excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(text, 0, EXCERPT_CHARACTERS)
+    table = table.drop_columns("text").append_column("text", text if keep == "text" else nothing)
+    return table.append_column("excerpt", excerpts).append_column("source", pa.repeat(source, table.num_rows))
 
 
-def _powers(characters: pa.ChunkedArray) -> list[int]:
-    """Return floor(log2(n)) of each number of characters n, the bins of the histogram of lengths; 0 for an empty text."""
-    return list((np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist())
+def _powers(table: pa.Table) -> Counter[int]:
+    """Count documents by floor(log2(n)) of their number of characters n, the bins of the histogram; 0 for an empty text."""
+    return Counter((np.frexp(np.maximum(table["characters"].to_numpy(), 1))[1] - 1).tolist())
 
 
 def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:

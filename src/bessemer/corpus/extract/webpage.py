@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bessemer.common.errors import NotText, require_import
-from bessemer.corpus.readers.encodings import BYTE_ORDER_MARKS, codec, detected, unicode_of
+from bessemer.corpus.readers.encodings import codec, detected, unicode_of
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
 
@@ -61,14 +61,14 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     often name a server's default. A share of up to `max_undecodable` of the characters may be lost. Raises
     UnicodeDecodeError.
     """
-    if (0 in raw or raw.startswith(BYTE_ORDER_MARKS)) and (shown := unicode_of(raw)):
+    if shown := unicode_of(raw):
         return raw.decode(shown, "replace")
     found = _CHARSET.search(raw[:META_BYTES])
     named = [name for name in map(codec, (http_charset, found and found[1].decode("ascii"))) if name]
     # A UTF-16 declaration that can be read as ASCII is wrong.
     named = [name for name in named if 0 in raw or not name.startswith("utf-16")]
-    is_ascii = any(name.startswith("iso2022") for name in named)  # ISO 2022 text is also valid ASCII and UTF-8
-    for name in (*named, "utf-8") if is_ascii else ("utf-8", *named):
+    is_utf8_too = any(name.startswith(("iso2022", "utf-16")) for name in named)  # such text may also be valid UTF-8
+    for name in (*named, "utf-8") if is_utf8_too else ("utf-8", *named):
         with suppress(UnicodeDecodeError):
             return raw.decode(name)
     num_leads = len(raw) - len(raw.translate(None, _LEADS))

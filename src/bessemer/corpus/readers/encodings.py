@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import unicodedata
 
 from bessemer.corpus.document import Document
 
@@ -14,7 +13,6 @@ BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-BYTE_ORDER_MARKS = tuple(mark for mark, _ in BOMS)
 
 # Magic bytes of common binary formats, with advice
 BINARY_FORMATS = (
@@ -31,14 +29,9 @@ BINARY_FORMATS = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it and name the folder"),
     (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
-SAMPLE_BYTES = 8000
 GUESSED_BYTES = 1 << 16  # guess the encoding of a file from its first bytes
-# Valid UTF-8 with a smaller share of control characters is UTF-8. UTF-16 of Latin text has one NUL per character.
-MAX_CONTROL_SHARE = 0.1
-_CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
 # Supersets that browsers use instead, where Python's codec is stricter
 _SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
-_NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # categories: control, unassigned, private use, surrogate
 
 
 def foreign_format(head: bytes) -> str:
@@ -47,42 +40,20 @@ def foreign_format(head: bytes) -> str:
 
 
 def unicode_of(raw: bytes) -> str:
-    """Return the Unicode encoding that the first bytes show; "" for UTF-8 without a byte order mark, and for others.
+    """Return the Unicode encoding that a byte order mark shows; "" without one.
 
     Its codec removes the byte order mark.
     """
-    return next((name for mark, name in BOMS if raw.startswith(mark)), "") or _wide(raw[:SAMPLE_BYTES])
-
-
-def _wide(sample: bytes) -> str:
-    """Return the UTF-16 or UTF-32 encoding of bytes without a byte order mark if it is certain, else ""."""
-    if 0 not in sample:
-        return ""
-    controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
-    if controls <= MAX_CONTROL_SHARE * len(sample) and _decoded(sample, "utf-8"):
-        return ""
-    texts = {name: _decoded(sample, name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")}
-    # With the wrong byte order, Latin letters, spaces and line ends become characters of other scripts.
-    num_ascii = {
-        name: sum(character < "\x80" for character in text)
-        for name, text in texts.items()
-        if not any(unicodedata.category(character) in _NO_TEXT and character not in "\t\n\r\f" for character in text)
-    }
-    best = max(num_ascii, key=lambda name: num_ascii[name], default="")
-    return best if best and num_ascii[best] else ""
-
-
-def _decoded(sample: bytes, encoding: str) -> str:
-    """Decode the beginning of a file, which may end within a character; "" if it is not valid in the encoding."""
-    try:
-        return codecs.getincrementaldecoder(encoding)().decode(sample)
-    except UnicodeDecodeError:
-        return ""
+    return next((name for mark, name in BOMS if raw.startswith(mark)), "")
 
 
 def is_utf8(raw: bytes) -> bool:
     """Return whether the beginning of a file, which may end within a character, is UTF-8."""
-    return not raw or bool(_decoded(raw, "utf-8"))
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(raw)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decode_text(raw: bytes, encoding: str = "") -> str:
