@@ -175,6 +175,14 @@ def test_code_that_no_other_test_runs_is_valid(page: str) -> None:
     assert set(blocks) <= {"", "bash", "toml", "python", "json", "yaml"} | {key for key in blocks if " title=" in key}
 
 
+def test_the_docs_stay_short() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")}
+    assert sum(len(text.split()) for text in texts.values()) <= 32_000
+    assert not [page for page, text in texts.items() if "how-to/" in page and len(text.split()) > 400]
+    for page, limit in (("README.md", 120), ("CHANGELOG.md", 40), ("CONTRIBUTING.md", 80)):
+        assert len(texts[page].splitlines()) < limit, page
+
+
 def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert not [
