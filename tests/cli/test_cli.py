@@ -115,7 +115,7 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
     assert "library_name: gguf" in card and "llama-cli -m small-Q8_0.gguf" in card
     # Another type or layout replaces it; tensors that the layout lacks are an error and nothing changes.
     assert command("export", run, tmp_path / "out", "--dtype", "q8_0") == 2
-    assert "only a GGUF file has it" in capsys.readouterr().err
+    assert "--dtype q8_0" in capsys.readouterr().err
     assert (tmp_path / "out/small-Q8_0.gguf").exists()
     assert command("export", run, tmp_path / "out", "--dtype", "bfloat16") == 0
     config = json.loads((tmp_path / "out/config.json").read_text())
@@ -240,7 +240,6 @@ def test_another_recipe_in_the_same_run_directory_is_an_error(
     here = f"run.dir={whole}"
     assert command("train", recipe_file, "--set", here, "--set", "train.z_loss=0.1") == 2
     said = capsys.readouterr().err
-    assert "holds a run of another recipe (" in said
     assert "train.z_loss: 0.0 -> 0.1" in said
     assert "train.start" in said
     assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 2
@@ -526,7 +525,7 @@ def test_a_run_stopped_by_the_guard_has_a_report(prepared: Path, tmp_path: Path)
         (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
-        (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
+        (("plan", "text", "--price", "2", "--price=3"), "--price: it is given twice, as 2 and 3"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
         (("generate", "text", "--temperature", "nan"), "--temperature"),
         (("generate", "text", "--seed", str(2**64)), "--seed"),

@@ -193,11 +193,11 @@ def test_a_conversation_that_is_too_long_drops_its_oldest_turns(tokenizer: Token
 
 
 def test_unusable_models_and_prompts_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither a file nor one of plain, chatml"):
+    with pytest.raises(InputError, match="--template"):
         Template.choose("nothing", tmp_path, tokenizer)
     (tmp_path / "reaching.jinja").write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(InputError, match="chat template"):
         Template.choose(str(tmp_path / "reaching.jinja"), tmp_path, tokenizer).render(MESSAGES)
     chat = Chat(saying(tokenizer, ["a"]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling())
-    with pytest.raises(InputError, match="the model reads only 256"):
+    with pytest.raises(InputError, match="256"):
         list(chat.reply("word " * 300, 5))

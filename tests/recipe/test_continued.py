@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.recipe import dump, load
-from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
-from bessemer.workflow import preflight
 from tests.conftest import recipe_text, write_text
 
 
@@ -28,14 +25,14 @@ def base(runs: Path, recipe_file: Path) -> Path:
     return folder
 
 
-def recipe(base: Path, place: Path, *overrides: str, keys: str = "") -> Path:
+def recipe(base: Path, place: Path, *overrides: str) -> Path:
     """Return a recipe that starts from the run, without model and tokenizer."""
     text = recipe_text(place).replace(str(place / "text"), str(base.parent.parent / "text"))
     head, _, rest = text.partition("[tokenizer]")
     _, _, train = rest.partition("[train]")
     train = train.replace("[train.optimizer]\nlearning_rate = 0.01\n", "")
     path = place / "on.toml"
-    path.write_text(f'{head}[tokens]\nheld_out = 0.2\n{keys}[train]\nstart = "{base}"{train}')
+    path.write_text(f'{head}[tokens]\nheld_out = 0.2\n[train]\nstart = "{base}"{train}')
     return path
 
 
@@ -70,23 +67,6 @@ def test_tuned_weights_get_a_tenth_of_the_rate_and_a_new_head_the_whole_rate(bas
 def test_an_imported_run_has_no_rate_to_inherit(base: Path, tmp_path: Path) -> None:
     (base / "checkpoints" / "latest").write_text("step-00000000")
     assert load(recipe(base, tmp_path)).train.optimizer.learning_rate is None
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ("[model]\nrope_theta = 500.0\n", "model: rope_theta = 500.0 is not what"),
-        ("[model]\ndepth = 3\n", "model: layers = 3 is not what"),
-        ("[model]\nlayers = 2\nwidth = 64\nheads = 2\n", "model: width = 64 is not what"),
-    ],
-)
-def test_keys_that_contradict_the_run_are_errors_before_its_corpus(
-    base: Path, tmp_path: Path, keys: str, says: str
-) -> None:
-    path = recipe(base, tmp_path, keys=keys)
-    found = load(path)
-    with pytest.raises(InputError, match=says):
-        preflight.check(found, RunDirectory(tmp_path / "new"), str(path))
 
 
 CLUSTER = ("--gpus", "1xH100", "--tokens", "1000000")

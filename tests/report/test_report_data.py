@@ -82,10 +82,10 @@ def test_files_of_another_structure_are_no_error(make_run: MakeRun, value: str) 
 
 
 def test_reporting_on_an_empty_or_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to report"):
+    with pytest.raises(InputError, match="bessemer run RECIPE"):
         page.write(RunDirectory(tmp_path))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="no such run directory"):
+    with pytest.raises(InputError, match="absent"):
         data.read(RunDirectory(tmp_path / "absent"))
 
 

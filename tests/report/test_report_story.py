@@ -61,13 +61,13 @@ def test_alarms_rollbacks_and_restarts_are_in_order(make_run: MakeRun) -> None:
     assert found == [
         ("steps 30 to 31", "2 times spike: the loss is high. Update skipped."),
         ("step 40", "SIGINT stopped the run."),
-        ("step 40", f"{again} 10.5 s after the stop and went on from step 40."),
+        ("step 40", f"{again} 10.5 s after the stop and continued from step 40."),
         ("step 51", "spike: the loss is high. Update skipped."),
         ("step 90", "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches skipped."),
         ("step 120", "lost: the loss is high. The group starts again."),
-        ("step 100", f"{again} 1 min 19 s after the stop and went on from step 100; 14 steps were repeated."),
+        ("step 100", f"{again} 1 min 19 s after the stop and continued from step 100; 14 steps were repeated."),
         ("step 141", "the training was killed, or its machine lost."),
-        ("step 140", f"{again} 49.0 s after the stop and went on from step 140; 1 step was repeated."),
+        ("step 140", f"{again} 49.0 s after the stop and continued from step 140; 1 step was repeated."),
     ]
 
 

@@ -31,7 +31,7 @@ from bessemer.train.starting_weights import start_from
 from bessemer.train.state import TrainState, capture, open_trained
 from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
-from bessemer.workflow import stages
+from bessemer.workflow import preflight, stages
 from bessemer.workflow.prepare import prepare
 from bessemer.workflow.session import Session
 from tests.train.faulty_runs import record_batches
@@ -246,8 +246,11 @@ def test_starting_from_a_run_uses_its_moving_average(runs: Path, recipe_file: Pa
 def test_starting_from_another_model_is_an_error(runs: Path, recipe_file: Path, override: str, key: str) -> None:
     pretrained(runs, recipe_file)
     other, store = seeded_trainer(recipe_file, f"model.{override}"), TokenStore.open(runs / "small" / "tokens")
-    with pytest.raises(InputError, match=f"{key}: "):
+    with pytest.raises(InputError, match=key):
         start_from(other, runs / "small", store)
+    sets = ["run.name=next", f"run.dir={runs}", f"train.start={runs / 'small'}", f"model.{override}"]
+    with pytest.raises(InputError, match=key):  # before its corpus is built
+        preflight.check(load(recipe_file, sets), RunDirectory(runs / "next"), str(recipe_file))
 
 
 def test_starting_from_another_tokenizer_or_no_run_is_an_error(runs: Path, recipe_file: Path, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_too_little_text_is_one_error(here: Path, capsys: pytest.CaptureFixture[
         "\n".join(f"Line {number} of a short note on steel and iron." for number in range(20))
     )
     assert run_command(["run", "note.txt"]) == 2
-    assert "of clean text are too little" in capsys.readouterr().err
+    assert "corpus.sources" in capsys.readouterr().err
 
 
 CPU, GPU = 3e10, 1e14

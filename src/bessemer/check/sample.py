@@ -25,7 +25,7 @@ def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: B
         return run
     if not asked.corpus.sources:
         raise InputError(
-            f"{run.path}: no tokens of this recipe here; write them with `bessemer tokens` first, then check"
+            f"{run.path}: it has no tokens of this recipe; write them with `bessemer tokens`, then check again"
         )
     size = max(SAMPLE_BYTES, BYTES_PER_ID * (resolved.tokenizer.vocabulary or 0)) // len(asked.corpus.sources)
     sources = tuple(

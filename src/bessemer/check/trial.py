@@ -140,7 +140,7 @@ def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = 
     except BessemerError as error:
         interrupt.check()  # the user's own interrupt has priority
         if stop is None or not isinstance(error, Stopped):
-            raise BessemerError(f"the small training failed: {error}") from None
+            raise BessemerError(f"check: the small training failed: {error}") from None
     return {}
 
 

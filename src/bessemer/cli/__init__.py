@@ -76,8 +76,8 @@ def run_command(arguments: Sequence[str]) -> int:
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)
     except KeyboardInterrupt:
-        goes_on = "; nothing is half-written, the same command continues from here" if args.command in RESUMABLE else ""
-        return _failed(args, Stopped(f"stopped{goes_on}"))
+        advice = "; nothing is half-written, and the same command continues" if args.command in RESUMABLE else ""
+        return _failed(args, Stopped(f"stopped{advice}"))
     except BessemerError as error:
         return _failed(args, error)
     except BrokenPipeError:  # the reader of a pipe has closed it, as in `bessemer trace ... | head`

@@ -68,7 +68,7 @@ class _Once(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = namespace.__dict__.setdefault("_given", {})
         if self.dest in given:
-            raise argparse.ArgumentError(self, f"given twice, as {given[self.dest]} and {values}: keep one")
+            raise argparse.ArgumentError(self, f"it is given twice, as {given[self.dest]} and {values}; keep one")
         given[self.dest] = values
         setattr(namespace, self.dest, values)
 

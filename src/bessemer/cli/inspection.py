@@ -25,7 +25,7 @@ def trace(args: argparse.Namespace) -> Any:
     from bessemer.tokens.shards import TokenStore
 
     if args.replay and args.step is None:
-        raise InputError("trace: --replay takes a step again; add --step N")
+        raise InputError("--replay: it needs the step to replay; add --step N")
     if not args.replay:
         args.trust_code = None  # only a replay loads code
     if args.step is not None:
@@ -88,7 +88,7 @@ def _folders(args: argparse.Namespace) -> list[RunDirectory]:
     """Return the run directories that `args.run` names. Raises InputError if one is named twice."""
     folders = [runs.folder_of(place, args.overrides, args.command) for place in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
-        raise InputError(f"{args.command}: one run is given twice; name each once")
+        raise InputError(f"{args.command}: a run is named twice; name each run once")
     return folders
 
 
@@ -124,7 +124,7 @@ def report(args: argparse.Namespace) -> Any:
         place = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
         written = comparison.write(place, places)
     elif args.out is not None:
-        raise InputError(f"--out {args.out}: the page of one run is report.html in its folder; give several runs")
+        raise InputError(f"--out {args.out}: one run is reported in its own folder; name several runs, or leave it out")
     else:
         written = page.write(places[0])
     if not args.json:
@@ -145,7 +145,7 @@ def recipe(args: argparse.Namespace) -> Any:
         text = recipes.shipped()[args.name].rstrip()
     else:
         names = ", ".join(recipes.shipped())
-        raise InputError(f"{args.name}: no shipped recipe of that name; there are {names}; --explain explains a key")
+        raise InputError(f"{args.name}: no such shipped recipe; choose one of {names}, or explain a key with --explain")
     if not args.json:
         print(text)
     return {"text": text}

@@ -83,7 +83,7 @@ def chat(args: argparse.Namespace) -> Any:
     conversation = Chat(model, tokenizer, template, sampling, args.system, store.ends)
     _report_spelled(args.system or "", tokenizer)
     if args.template is None and chat_template(store.folder) is None:
-        say("  this model was trained on no conversations: it goes on with text that looks like one (--template plain)")
+        say("  this model was not trained on conversations: it continues a text that looks like one (--template plain)")
     shown = not args.json
     interactive = shown and sys.stdin.isatty()
     if interactive:
@@ -107,7 +107,7 @@ def chat(args: argparse.Namespace) -> Any:
             print()
         if conversation.num_forgotten > forgotten:
             messages = counted(conversation.num_forgotten, "message")
-            say(f"  the first {messages} no longer fit into the model and are left out")
+            say(f"  the first {messages} no longer fit into the context and are left out")
     return {"messages": conversation.messages}
 
 
@@ -158,5 +158,5 @@ def _sampling(args: argparse.Namespace) -> Sampling:
     from bessemer.model.generation import Sampling
 
     if args.max_tokens < 1:
-        raise InputError(f"--max-tokens: {args.max_tokens} is not a number of tokens to write; give 1 or more")
+        raise InputError(f"--max-tokens {args.max_tokens}: not a number of tokens; give 1 or more")
     return Sampling(args.temperature, args.top_k, args.top_p, args.seed)

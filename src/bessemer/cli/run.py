@@ -53,7 +53,7 @@ def _sample(args: argparse.Namespace) -> Any:
     from bessemer.recipe import load
 
     if args.sample < 1:
-        raise InputError(f"--sample {args.sample}: give the number of documents, for example 1000")
+        raise InputError(f"--sample {args.sample}: not a number of documents; give for example 1000")
     corpus = load(args.recipe, args.overrides, may_be_unnamed=True, trust_code=args.trust_code).corpus
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")

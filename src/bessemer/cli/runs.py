@@ -122,7 +122,7 @@ def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
 
     session = open_run(args)
     if not session.run.recipe.exists():
-        raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
+        raise InputError(f"{session.run.path}: it is not trained yet; train it with `bessemer train {args.run}`")
     require_unedited(session.run)
     return session, load_resolved(session.run.recipe, args.overrides)
 
@@ -144,7 +144,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
 
     count, wanted = getattr(args, "average", 1), args.of_step
     if count < 1:
-        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
+        raise InputError(f"--average {count}: not a number of checkpoints; give 1 or more")
     if wanted is None:
         return Weights(count)
     if count > 1:
@@ -158,7 +158,7 @@ def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: s
     if not made.exists():
         given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
         raise InputError(
-            f"{made.parent}: no {what} here; make them with `bessemer {command} {given}`, or do every stage with "
+            f"{made.parent}: it has no {what}; make them with `bessemer {command} {given}`, or run every stage with "
             f"`bessemer run {given}`"
         )
 
@@ -174,8 +174,7 @@ def restart(args: argparse.Namespace, session: Session) -> None:
     if mirror is not None and (steps := mirror.steps()):
         raise InputError(
             f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
-            "give the new one a name of its own with --set run.name=NAME, name another folder with --set "
-            "checkpoint.mirror=URL, or remove them"
+            "choose another name with --set run.name=NAME, or another folder with --set checkpoint.mirror=URL, or remove them"
         )
     remove_training(session.run)
 

@@ -50,7 +50,7 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
 
     if session.results[-1]["skipped"]:
         raise InputError(
-            f"{session.run.path}: trained to its last step already, so there was no step to profile; "
+            f"{session.run.path}: it is trained to its last step, so there is no step to profile; "
             "add --restart, or train longer with --set train.steps=N"
         )
     table, trace = session.run.profile / TABLE, session.run.profile / TRACE
@@ -69,7 +69,7 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     @cache
     def session() -> Session:
         if args.restart:
-            raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
+            raise InputError("--restart: it works in one process only; choose another name with --set run.name=NAME")
         return runs.open_recipe(args)
 
     spec = cache(lambda: prepare(session()))
@@ -90,8 +90,8 @@ def launch(args: argparse.Namespace) -> Any:
     folder = Path(args.out) if args.out else session.run.path / "launch"
     if session.recipe.corpus.sources and not session.run.tokens.exists() and not session.run.basis.exists():
         warn(
-            f"{session.run.path} has no tokens yet: what the recipe leaves open is written with defaults, not as `bessemer "
-            f"tokens {args.recipe}` would derive it from the text; build corpus and tokens first, then launch"
+            f"{session.run.path}: it has no tokens yet, so keys that the recipe leaves out get defaults, not values derived "
+            f"from the text; build corpus and tokens first, with `bessemer tokens {args.recipe}`, then launch"
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
     device = None if session.recipe.train.device == "cpu" else of_cluster(session.recipe.cluster)

@@ -73,26 +73,14 @@ class Chat:
             raise InputError(
                 f"the message has {len(prompt)} tokens, but the model reads only {room}; write a shorter one"
             )
-        ids, text, shown = list[int](), "", ""
-        stops = self.template.stops
-        for token in generate(
-            self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling,
-            ends=self.ends,
-        ):  # fmt: skip
-            if self.tokenizer.special.get(token) in stops:
-                break
-            ids.append(token)
-            text = self.tokenizer.decode(ids)
-            if ends := [text.find(stop) for stop in stops if stop in text]:
-                text = text[: min(ends)]
-                break
-            sure = _without_beginning_of(text, stops)
-            if len(sure) > len(shown):
-                yield sure[len(shown) :]
-                shown = sure
-        if len(text) > len(shown):  # text held back as the possible beginning of a stop
-            yield text[len(shown) :]
-        self.messages.append({"role": "assistant", "content": text.strip()})
+        new = generate(
+            self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling, ends=self.ends
+        )
+        pieces = []
+        for piece in stream_text(new, self.tokenizer, self.template.stops):
+            pieces.append(piece)
+            yield piece
+        self.messages.append({"role": "assistant", "content": "".join(pieces).strip()})
 
     def _prompt(self) -> list[int]:
         """Return the tokens of the messages that are not forgotten."""
@@ -141,7 +129,26 @@ class Template:
         return render(self._source, self._names, messages, add_generation_prompt=True)[0]
 
 
-def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:
+def stream_text(tokens: Iterator[int], tokenizer: Tokenizer, stops: Collection[str]) -> Iterator[str]:
+    """Yield the text of tokens in pieces, up to the first stop string or the first special token that is one."""
+    ids, text, shown = list[int](), "", ""
+    for token in tokens:
+        if tokenizer.special.get(token) in stops:
+            break
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        if ends := [text.find(stop) for stop in stops if stop in text]:
+            text = text[: min(ends)]
+            break
+        sure = _without_beginning_of(text, stops)
+        if len(sure) > len(shown):
+            yield sure[len(shown) :]
+            shown = sure
+    if len(text) > len(shown):  # text held back as the possible beginning of a stop
+        yield text[len(shown) :]
+
+
+def _without_beginning_of(text: str, stops: Collection[str]) -> str:
     """Remove a possible beginning of a stop string, or an incomplete character, from the end of a text."""
     text = text.rstrip("\ufffd")
     begun = [size for stop in stops for size in range(1, len(stop) + 1) if text.endswith(stop[:size])]

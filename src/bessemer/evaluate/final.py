@@ -58,8 +58,8 @@ def evaluate(
     started = perf_counter()
     if not store.sources:
         raise InputError(
-            f"{run.path}: an imported model has no held-out text to be scored on; give a recipe text and "
-            'model.from = "hf:FOLDER": its run begins with the score of the weights as they came'
+            f"{run.path}: an imported model has no held-out text; write a recipe with text and "
+            'model.from = "hf:FOLDER", whose run starts by scoring these weights'
         )
     parts = restored.trainer.task.held_out(recipe, store)
     with progress("evaluating", sum(part.num_targets for part in parts), "tok") as advance:

@@ -6,7 +6,6 @@ Import this module only to score a task, because importing the harness takes sec
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
 from time import perf_counter
 from typing import Any
 
@@ -16,9 +15,11 @@ from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from scipy.stats import binomtest
 from torch.nn.utils.rnn import pad_sequence
 
 from bessemer.common.errors import InputError
+from bessemer.evaluate.chat import stream_text
 from bessemer.evaluate.task_files import FEWSHOT_SEED, EvaluationTask
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.kernels import upcast
@@ -79,8 +80,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for (context, answer), _, text in requests:
             if not 0 < len(text) <= self._limit:
                 raise InputError(
-                    f"evaluate.tasks: the answer {answer[:40]!r} to {context[-40:]!r} has {len(text)} tokens of its own; it must "
-                    f"have from 1 to the model's {self._limit}"
+                    f"evaluate.tasks: the answer {answer[:40]!r} to {context[-40:]!r} has {len(text)} tokens, and the model "
+                    f"reads 1 to {self._limit}; change or remove this item"
                 )
         self.num_truncated = sum(
             len(pair[1]) + len(pair[2]) > len(row) for pair, row in zip(requests, rows, strict=True)
@@ -110,23 +111,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for request in requests:
             context, options = request.args
             if options.get("do_sample"):
-                raise InputError(f"evaluate.tasks: {request.task_name}: answers are greedy; set do_sample: false")
+                raise InputError(
+                    f"evaluate.tasks: {request.task_name}: only greedy answers are supported; set do_sample: false"
+                )
             until = options.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             count = options.get("max_gen_toks", MAX_NEW_TOKENS)
             length = max(self._limit - count, self._limit // 2)  # the answer needs positions too
             prompt = self.tok_encode(context)[-length:]
-            ids: list[int] = []
-            for token in generate(
+            tokens = generate(
                 self._subject.model, prompt, max_tokens=count, sampling=Sampling(), ends=self._subject.ends
-            ):
-                ids.append(token)
-                if any(stop in self._subject.tokenizer.decode(ids) for stop in stops):
-                    break
-            text = self._subject.tokenizer.decode(ids)
-            for stop in stops:
-                text = text.split(stop)[0]
-            written.append(text)
+            )
+            written.append("".join(stream_text(tokens, self._subject.tokenizer, stops)))
             self._advance(1)
         return written
 
@@ -177,8 +173,7 @@ def _interval(value: float, values: list[Any]) -> dict[str, float | None]:
     if not is_mean or (not is_share and len({*values}) == 1):
         return {"low": None, "high": None}
     if is_share:
-        shrink = NORMAL**2 / len(values)
-        centre, error = value + shrink / 2, NORMAL * sqrt(value * (1 - value) / len(values) + shrink**2 / 4 / NORMAL**2)
-        return {"low": max((centre - error) / (1 + shrink), 0.0), "high": min((centre + error) / (1 + shrink), 1.0)}
+        ends = binomtest(sum(map(int, values)), len(values)).proportion_ci(method="wilson")
+        return {"low": float(ends.low), "high": float(ends.high)}
     error = NORMAL * mean_stderr(values)
     return {"low": value - error, "high": value + error}

@@ -49,7 +49,7 @@ def open_tasks(references: Iterable[str]) -> list[EvaluationTask]:
     for reference in references:
         for task in _load(reference):
             if task.name in tasks:
-                raise InputError(f"evaluate.tasks: two tasks have one name ({task.name}); rename one in its file")
+                raise InputError(f"evaluate.tasks: two tasks are named {task.name}; rename one in its file")
             tasks[task.name] = task
     return list(tasks.values())
 

@@ -84,7 +84,7 @@ def _loss(data: RunData) -> Figure | None:
         traces.append(_incident_points(data, loss))
     notes = [
         "Diamonds: incidents; a click opens the row." if loss is not None and data.incidents else "",
-        "Dotted curves: what rollbacks undid; training went on from where each begins." if data.forks else "",
+        "Dotted curves: steps that rollbacks undid; training continued from where each begins." if data.forks else "",
         _scored_text(data),
     ]
     return step_figure("loss", "Loss", data.loss_unit, traces, note=" ".join(filter(None, notes)))

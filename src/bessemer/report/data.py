@@ -205,9 +205,9 @@ def read(run: RunDirectory) -> RunData:
     """Return the data of a run directory for the report. Raises InputError if it holds no file of a run."""
     reader = RunReader(run)
     if not run.path.is_dir():
-        raise InputError(f"{run.path}: no such run directory; `bessemer run RECIPE` makes one")
+        raise InputError(f"{run.path}: no such run directory; make one with `bessemer run RECIPE`")
     if not any(reader.versions()):
-        raise InputError(f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one")
+        raise InputError(f"{run.path}: it holds no file of a run; start one with `bessemer run RECIPE`")
     return reader.read()
 
 
@@ -280,10 +280,10 @@ class RunReader:
             for applies, note in (
                 (self._metrics.num_damaged, f"{counted(self._metrics.num_damaged, 'damaged line')} of metrics.jsonl left out."),
                 (was_trained and not trained, "metrics.jsonl is missing or empty, so there are no curves."),
-                (was_trained and not recipe_text, "recipe.toml is missing, so what was asked for is not known."),
+                (was_trained and not recipe_text, "recipe.toml is missing, so the settings of the run are unknown."),
                 (is_cut, f"metrics.jsonl ends before step {scored:,.0f} of evaluation.json, so the final scores are left out."),
                 (damaged, f"{' and '.join(damaged)} damaged or cut: what is missing there is left out."),
-                (lost, f"In metrics.jsonl {lost}: curves, times and scores are of the others."),
+                (lost, f"In metrics.jsonl {lost}: curves, times and scores leave them out."),
             )
             if applies
         ]  # fmt: skip
@@ -307,18 +307,18 @@ class RunReader:
         if (without_secrets := shareable(recipe)) != recipe:
             recipe, text = without_secrets, tomli_w.dumps(without_secrets)
         if text and list(Recipe.model_fields)[-1] not in recipe:  # a run writes every section
-            self._notes.append("recipe.toml is damaged or cut; it is shown as it stands.")
+            self._notes.append("recipe.toml is damaged or cut; it is shown as it is.")
             recipe = {"run": as_object(recipe, "run")}
         return recipe, text
 
     def _json_file(self, path: Path) -> Json:
         try:
-            found = read_json(path, "") if path.exists() else {}
+            value = read_json(path, "") if path.exists() else {}
         except BessemerError:
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             self._notes.append(f"{path.relative_to(self.run.path)} is damaged and was left out.")
-        return as_object(found)
+        return as_object(value)
 
 
 def _is_damaged(path: Path) -> bool:

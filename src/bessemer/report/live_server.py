@@ -51,7 +51,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, PORT if port is None else port), _Handler)
         except (OSError, OverflowError) as error:
             if port is not None:
-                raise InputError(f"--port {port}: cannot be listened on ({error}); give another") from None
+                raise InputError(f"--port {port}: it cannot be opened ({error}); choose another") from None
             super().__init__((HOST, 0), _Handler)
         bound = self.server_address[1]
         self.address = f"http://{HOST}:{bound}/?token={self.token}"
@@ -75,14 +75,14 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
         except ValueError:
-            return self._send(400, "text/plain", b"This is no address")
+            return self._send(400, "text/plain", b"This is not an address")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         if self.headers.get("Host", "") not in self.server.hosts or not self._is_known(query):
             return self._send(403, "text/plain", FORBIDDEN.encode())
         if (name := url.path[1:]) in ASSETS:
             return self._send(200, ASSETS[name], _asset(name), encoding="gzip", cache="max-age=3600")
         if url.path not in ("/", "/state"):
-            return self._send(404, "text/plain", b"Nothing is here; the page is at /")
+            return self._send(404, "text/plain", b"Not found; the page is at /")
         number = query.get("run")
         if number not in (None, *map(str, range(self.server.num_runs))):
             return self._send(404, "text/plain", b"No such run; the page is at /")

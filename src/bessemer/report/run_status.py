@@ -67,7 +67,7 @@ def read_status(run: RunDirectory, data: RunData) -> RunStatus:
     if steps is not None and step >= steps:
         state, sentence = "finished", f"Finished: {of}."
     elif not is_running and not data.recipe and not len(data.train):
-        state, sentence = "empty", "Nothing of a run is here yet."
+        state, sentence = "empty", "There is no file of a run yet."
     elif not is_running:
         state, sentence = "stopped", _stopped(of, step, stopped_by, _next_start(run, saved))
     elif not step:
@@ -106,8 +106,8 @@ def _stopped(of: str, step: int, stopped_by: str, next_start: str) -> str:
 def _next_start(run: RunDirectory, saved: int) -> str:
     """Describe how a stopped run resumes. `saved` is the step of its newest checkpoint, 0 without one."""
     if not saved and run.was_saved:
-        return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
+        return "its checkpoints are missing: restore them, or start over with `bessemer run --restart`"
     if not run.recipe.exists():
-        return "recipe.toml is missing, without which it cannot go on: copy the whole folder of the run"
-    goes_on = f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
-    return f"`bessemer run` on this folder {goes_on}"
+        return "recipe.toml is missing, so it cannot continue: copy the whole folder of the run"
+    start = f"continues from step {saved:,}" if saved else "starts at step 1, because no checkpoint was saved"
+    return f"`bessemer run` on this folder {start}"

@@ -87,8 +87,8 @@ def _stops(data: RunData) -> list[Event]:
             )
         repeated = int(after - start)
         again = f"; {counted(repeated, 'step')} {'was' if repeated == 1 else 'were'} repeated" if repeated > 0 else ""
-        went_on = f"went on from step {start:,.0f}" if start else "began anew"
-        started = f"the training was started again {duration(pause)} after the stop and {went_on}{again}."
+        resumed = f"continued from step {start:,.0f}" if start else "started from the beginning"
+        started = f"the training was started again {duration(pause)} after the stop and {resumed}{again}."
         events.append((began, _steps(start), started))
     return events
 

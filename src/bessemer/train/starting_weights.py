@@ -66,6 +66,17 @@ def require_source(source: str | None, config: ModelConfig) -> None:
     require_weights(folder, config)
 
 
+def require_same_model(folder: Path, start: ModelConfig, config: ModelConfig) -> None:
+    """Raise InputError if the run to start from, in `folder`, has another model."""
+    theirs, ours = start.to_dict(), config.to_dict()
+    differ = [key for key, value in ours.items() if key not in FREE_OPTIONS and theirs[key] != value]
+    if differ:
+        changes = "; ".join(f"{key} is {ours[key]} instead of {theirs[key]}" for key in differ[:4])
+        raise InputError(
+            f"train.start: {folder}: its model differs ({changes}); leave [model] out, which takes that run's"
+        )
+
+
 @torch.no_grad()
 def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | str | None = None) -> str:
     """Load the weights of the run in `folder`, and its head if it fits. Returns a line for the terminal.
@@ -74,9 +85,6 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     another tokenizer or another model.
     """
     run = RunDirectory(folder)
-    if not run.checkpoints.is_dir():
-        raise InputError(f"train.start: {folder}: not a trained run; set it to the folder of one")
-    require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
     checkpoint: SavedCheckpoint | None = None
     if step is not None:
         checkpoint = trained_checkpoints(run, Weights(step=find_step(run, step, "train.start_step")))[0]
@@ -84,19 +92,14 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
         checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         raise InputError(f"train.start: {folder}: has no checkpoint; train that run first, or restore its checkpoints")
-    theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), trainer.model.config.to_dict()
-    options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
-    different = [f"{key}: {there} there, here {here}" for key, (there, here) in options.items() if there != here]
-    if different:
-        raise InputError(f"train.start: {folder}: its [model] differs ({'; '.join(different[:4])}); use the same")
+    require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
+    require_same_model(folder, ModelConfig.from_dict(checkpoint.facts["model"]), trainer.model.config)
     part = "ema" if "ema" in checkpoint else "model"  # the weights that evaluation and export use
     stored, own = checkpoint.contents[part], dict(trainer.model.named_parameters())
     fitting = {name: one for name, one in own.items() if name in stored and stored[name].shape == tuple(one.shape)}
     for name in (*own, *stored):
         if name not in fitting and not name.startswith(HEADS):
-            raise InputError(
-                f"train.start: {checkpoint.folder}: {name} differs from this [model]; use the same options"
-            )
+            raise InputError(f"train.start: {checkpoint.folder}: {name} differs from [model]; use the same options")
     checkpoint.fill(part, fitting.items())
     new = own.keys() - fitting.keys()
     line = f"starting from {'the moving average at ' if part == 'ema' else ''}step {checkpoint.step} of {folder}"

@@ -112,7 +112,7 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
         if plans and one is goals[0]:
             break
     if not plans:
-        raise refusal or InputError("plan: no layout")
+        raise refusal or InputError("plan: no layout fits; `bessemer plan RECIPE --search` says why")
     return max(plans, key=lambda plan: plan.step.tokens_per_second)
 
 

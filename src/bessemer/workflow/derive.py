@@ -61,8 +61,8 @@ def filled(
         return recipe
     basis, corpus = _basis(recipe, run, old)
     if corpus and basis.text_bytes < MIN_TEXT_BYTES and not recipe.model.has_size:
-        few = f"{size(basis.text_bytes)} of clean text are too little"
-        raise InputError(f"{few}; give {size(MIN_TEXT_BYTES)}, or model.depth")
+        few = f"corpus.sources: {size(basis.text_bytes)} of clean text are too little to derive a model"
+        raise InputError(f"{few}; give {size(MIN_TEXT_BYTES)}, or set model.depth")
     basis = replace(basis, width=width, positions=positions, ids=ids or basis.ids)
     resolved, choices = sizing.derive(recipe, basis)
     if show and choices:

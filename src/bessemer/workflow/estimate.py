@@ -134,7 +134,9 @@ def _precision(train: ResolvedTrain) -> str:
     if train.precision == "auto":
         say(f"  train.precision = {name}: this CPU has {'' if name == 'bf16' else 'no '}units for bf16")
     elif device.precision.autocast is not None and not has_units(name):
-        warn(f"train.precision = {name}: this CPU has no units for it, it is slower than fp32; auto takes fp32")
+        warn(
+            f"train.precision = {name}: this CPU has no units for it, so it is slower than fp32; leave it out to take fp32"
+        )
     return name
 
 
@@ -200,7 +202,7 @@ class Planner:
         except InputError as error:
             if not alone or not data_half:
                 raise
-            left = "it counts what making corpus and tokens leaves in a process; once they are made, the same command is without"
+            left = "this counts memory that building corpus and tokens leaves in the process; once they are built, run it again"
             raise InputError(f"{error}; {left}") from None
         peak = local_plan.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)

@@ -78,8 +78,8 @@ def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store:
     before, after = ([phase for phase in planned if phase.first < samples] for planned in phases)
     if before != after:
         raise InputError(
-            f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run: with another "
-            f"number of steps, other samples would have been read until now; {new_run(run)}"
+            f"train.steps: {run.path}: max_epochs or tokens.schedule plan the shares of its sources over the whole run, so a run "
+            f"of another length would have read other samples; {new_run(run)}"
         )
 
 
@@ -121,7 +121,7 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
             raise
         remove_training(run)
         raise InputError(
-            f"checkpoint.mirror: {place} has the checkpoints of another run, which were removed here again ({error}); name "
+            f"checkpoint.mirror: {place} has the checkpoints of another run, and the restored copy was removed ({error}); choose "
             "another folder"
         ) from None
 
@@ -130,7 +130,7 @@ def report_missing_lines(run: RunDirectory, done: list[int], log_every: int) -> 
     """Warn if metrics.jsonl lacks lines for steps before the newest checkpoint."""
     trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
     if lost := data.missing_lines(trained, done[-1], log_every):
-        warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
+        warn(f"{run.metrics}: {lost}; the training continues, and the report leaves them out")
 
 
 def checkpoints_of(run: RunDirectory) -> list[int]:
@@ -141,7 +141,7 @@ def checkpoints_of(run: RunDirectory) -> list[int]:
     """
     done = checkpoint_steps(run.checkpoints)
     if not done and run.was_saved:
-        raise InputError(f"{run.checkpoints}: no checkpoint of this run is there; put them back, or add --restart")
+        raise InputError(f"{run.checkpoints}: its checkpoints are missing; restore them, or start over with --restart")
     return done
 
 

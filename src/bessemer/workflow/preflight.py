@@ -11,12 +11,12 @@ from bessemer.common.environment import load_torch
 from bessemer.common.errors import BessemerError, InputError, TooFewIds
 from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
-from bessemer.model.huggingface.config import family_of, model_config
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import family_of
 from bessemer.model.scaling_rules import USUAL_RATES
-from bessemer.recipe import Model, Recipe, ResolvedRecipe
-from bessemer.recipe.load import start_recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.uses import built_in_classes
-from bessemer.run.directory import RunDirectory, checkpoint_steps
+from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import write_atomic
 from bessemer.storage import hub
 from bessemer.tokens import summary
@@ -28,10 +28,8 @@ from bessemer.train.schedule import learning_rate_share
 from bessemer.workflow import derive
 
 if TYPE_CHECKING:
-    from bessemer.model.config import ModelConfig
     from bessemer.train.device import Device
 
-OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ from the run's model
 HOPELESS_MEMORY = 1.25  # multiple of the free memory; a plan may be a third too large
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # matrices are initialised with a standard deviation near 0.02
 SAMPLED_RATES = 1000  # steps at which a user's schedule is evaluated
@@ -58,11 +56,9 @@ def check(
     has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:
         raise InputError(
-            f"{run.path}: an imported model has no text to be trained on; write a recipe with [[corpus.sources]] and, to go on "
-            f'from these weights, train.start = "{run.path}"'
+            f"{run.path}: an imported model has no training text; to train its weights, write a recipe with [[corpus.sources]] "
+            f'and train.start = "{run.path}"'
         )
-    if recipe.train.start is not None and not has_begun:
-        _start(recipe, RunDirectory(Path(recipe.train.start)))
     recipe = derive.filled(recipe, run, restarts=restarts)
     labels = summary.num_classes(recipe, run.tokens)
     vocabulary = summary.vocabulary_size(recipe, run.tokens)
@@ -92,6 +88,8 @@ def check(
     require_objective(resolved, config, lambda: _sample_tokenizer(resolved))
     if has_begun:
         return
+    if recipe.train.start is not None:
+        _require_start(recipe, RunDirectory(Path(recipe.train.start)), config)
     require_source(resolved.model.from_, config)
     if recipe.export.hf:
         _model_tokenizer(recipe)
@@ -184,7 +182,7 @@ def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
 
     if config.labels or not config.causal:
         raise InputError(
-            f"evaluate.tasks: {recipe.train.objective} models cannot be asked, only causal ones; remove them"
+            f"evaluate.tasks: a model of train.objective = {recipe.train.objective} writes no answers; remove evaluate.tasks"
         )
     open_tasks(recipe.evaluate.tasks)
 
@@ -211,8 +209,8 @@ def require_rate(resolved: ResolvedRecipe) -> None:
     what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
     if peak >= HOPELESS_RATE:
         raise InputError(
-            f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; "
-            f"{USUAL_RATES}, and the depth dial derives one when the key is left out"
+            f"{what}: too high: each step would change weights, which start near 0.02, by about {peak:g}; {USUAL_RATES}, or "
+            "leave the key out"
         )
     effect = "high that the loss may not fall" if peak > HIGH_RATE else "low that the weights hardly change"
     warn(f"{what} is so {effect}; {USUAL_RATES}")
@@ -273,26 +271,18 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
         return train_tokenizer(recipe, GATE_TEXTS, error.supported)
 
 
-def _start(recipe: Recipe, start: RunDirectory) -> None:
+def _require_start(recipe: Recipe, start: RunDirectory, config: ModelConfig) -> None:
     """Raise InputError unless the run named by `train.start` is trained and has this model and tokenizer."""
-    if not checkpoint_steps(start.checkpoints):
-        raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
+    from bessemer.checkpoint.format import load_manifest
+    from bessemer.train.starting_weights import require_same_model
+
+    if not (saved := checkpoint_steps(start.checkpoints)):
+        raise InputError(f"train.start: {start.path}: it has no checkpoint; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():
         tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)
         require_equal_tokenizers(start.path, tokenizer.sha256)
-    found = start_recipe(start.path)
-    if found is None:
+    try:
+        trained = ModelConfig.from_dict(load_manifest(start.checkpoints / checkpoint_name(saved[-1])).facts["model"])
+    except BessemerError:  # loading the checkpoint reports the damage, and may take an older one
         return
-    theirs = Model.model_validate({key: value for key, value in found["model"].items() if key != "from"})
-    vocabulary = summary.vocabulary_size(recipe, start.tokens)
-    ours, there = (
-        model_config(recipe_defaults.resolve(one, vocabulary), vocabulary).to_dict()
-        for one in (recipe, recipe.changed(model=theirs))
-    )
-    different = [key for key, value in ours.items() if key not in OF_THE_HEAD and there[key] != value]
-    if different:
-        key = different[0]
-        raise InputError(
-            f"model: {key} = {ours[key]} is not what {start.path} has ({there[key]}), where train.start takes the weights from; "
-            "leave [model] out: it follows from that run"
-        )
+    require_same_model(start.path, trained, config)

@@ -30,7 +30,7 @@ class OtherRecipe(InputError):
 
 def new_run(run: RunDirectory) -> str:
     """Return the closing advice of an error about a run that cannot resume under a recipe."""
-    return f"for another recipe train a new run: another run.name, with train.start = {str(run.path)!r}"
+    return f"to train another recipe, choose another run.name; train.start = {str(run.path)!r} takes over these weights"
 
 
 def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
@@ -50,7 +50,7 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
                 return trained.changed(run=place)
         return stored
     except InputError as error:
-        raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
+        raise InputError(f"{error}; restore the run's recipe.toml, or start over with --restart") from None
 
 
 def changes(stored: Recipe, requested: Recipe) -> list[str]:
@@ -111,7 +111,7 @@ def require_unedited(run: RunDirectory) -> None:
     """
     stored = stored_recipe(run)
     if stored is not None and (changed := changes(stored, load(run.recipe))):
-        raise InputError(f"{run.recipe}: was changed since the run was trained ({_some(changed)}); put it back")
+        raise InputError(f"{run.recipe}: it was edited after the run was trained ({_some(changed)}); restore it")
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,18 @@ def decide(
     if stored is None:
         return Resume(checkpoints[-1])
     if changed := changes(stored, requested):
-        return Refuse("", f"holds a run of another recipe ({_some(changed)})")
+        return Refuse("", f"it was trained with another recipe ({_some(changed)})")
     planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
     if steps == planned:
         return Resume(checkpoints[-1])
     if steps > planned and schedule.rule.is_extendable:
         decay_start = schedule.decay_start(planned)
         return Extend(checkpoints[-1] if decay_start is None else decay_start)
-    why = "a run does not become shorter"
+    why = "a run cannot be shortened"
     if steps > planned:
         kinds = " and ".join(name for name, one in built_in_classes("schedules").items() if one.is_extendable)
         why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only {kinds} are extended"
-    return Refuse("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
+    return Refuse("train.steps", f"it is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
 
 
 def require_resumable(
@@ -180,7 +180,7 @@ def require_resumable(
     if stored is not None and trained is not None and (changed := changes(trained, stored)):
         raise InputError(
             f"{run.checkpoints}: the checkpoint of step {checkpoints[-1]:,} was saved by run {trained.run.name!r} of another "
-            f"recipe than {run.recipe} ({_some(changed)}): put back what belongs together, or start over with --restart"
+            f"recipe than {run.recipe} ({_some(changed)}): restore the files of one run, or start over with --restart"
         )
     decision = decide(stored, requested, checkpoints)
     if isinstance(decision, Refuse):

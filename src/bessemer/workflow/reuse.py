@@ -39,7 +39,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
         built = stage_facts(run.corpus).get("inputs")
         if built is None or not run.was_saved or not _is_whole(run.corpus, built):
             raise
-        warn(f"{error}; going on with the corpus as it was built")
+        warn(f"{error}; the corpus is used as it was built")
         return built, True
     if (current := _is_current(run, run.corpus, inputs, lambda: content_digest(recipe))) is not None:
         return inputs, current
@@ -47,7 +47,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
     said = "; ".join(_files(word, names) for word, names in files.items() if names)
     is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
     if said and is_whole and not files["changed"] and not files["added"]:  # the corpus still holds their text
-        warn(f"{said} since the corpus was built; going on with the corpus as it was built")
+        warn(f"{said} since the corpus was built; the corpus is used as it was built")
         return inputs, True
     why = "the sources or their rules have changed since the corpus was built"
     raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
@@ -110,7 +110,7 @@ def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[
         return _is_whole(folder, inputs)
     if not built or built.get("content") != content():
         return None
-    say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
+    say(f"  {folder.name}: its input files were moved or touched, but their content is the same: it is not built again")
     return _is_whole(folder, built["inputs"])
 
 
@@ -133,9 +133,9 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
     if not stage_facts(folder):
         why = f"{folder / STAGE_FILE} is missing or damaged, so it is unknown what the {folder.name} were made from"
     return InputError(
-        f"{run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own with "
-        "--set run.name=NAME; or continue this one by `bessemer train`, which keeps what was built, with the run's own corpus, "
-        "tokenizer and tokens keys; or start over with --restart, which removes what was trained"
+        f"{run.path}: {why}, and its checkpoints were trained on the old one; choose another name with --set run.name=NAME, "
+        "continue this run with `bessemer train` and the run's own corpus, tokenizer and tokens keys, or start over with "
+        "--restart, which removes the training"
     )
 
 
@@ -149,7 +149,7 @@ def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
     file = folder.parent.parent / f".building-{folder.name}-{inputs[:16]}"
 
     def wait(holder: str) -> None:
-        say(escape(f"  another run ({holder}) is building the same {folder.name}: waiting, to share it"))
+        say(escape(f"  waiting for another run ({holder}) that builds the same {folder.name}"))
 
     with lock.hold(file, on_wait=wait):
         try:
@@ -172,7 +172,7 @@ def _taken(folder: Path, inputs: str) -> Path | None:
         except (FileNotFoundError, shutil.Error):  # it was removed or replaced while it was being linked
             pass
         except DamagedFile:
-            warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` makes it again")
+            warn(f"{theirs}: damaged, so it is not shared; `bessemer run {theirs.parent}` builds it again")
         else:
             return theirs.parent
     return None

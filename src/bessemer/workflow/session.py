@@ -42,7 +42,7 @@ class Session:
             saved = "".join(
                 f"training is saved up to step {step:,}; " for step in checkpoint_steps(self.run.checkpoints)[-1:]
             )
-            raise Stopped(f"stopped in {name}; {saved}the same command goes on from here") from None
+            raise Stopped(f"stopped in {name}; {saved}the same command continues") from None
         except (MemoryError, RuntimeError) as error:
             raise memory_error(error, name) or error from error
         seconds = perf_counter() - started

@@ -194,7 +194,7 @@ def train(
     recipe, run, steps = spec.recipe, session.run, spec.steps
     done = checkpoint_steps(run.checkpoints)
     if not done and (lost := read_steps(run.metrics)):
-        say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
+        say(f"  the {lost[-1].get('step', 0):,} steps of the earlier training have no checkpoint: starting at step 1")
 
     def work() -> str | None:
         with post_incidents(run, webhook_url(recipe.report.webhook), session.began):
@@ -292,7 +292,7 @@ def export(
     from bessemer.export.export_run import export_gguf, export_trained, record_export, verify_export
 
     if dtype == "q8_0" and to == "hf":
-        raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")
+        raise InputError("--dtype q8_0: only GGUF files have it; add --to gguf, or choose bfloat16 or float16")
     run = session.run
     if dtype is not None and to == "hf":
         recipe = recipe.changed(export={"dtype": dtype})
@@ -307,7 +307,7 @@ def export(
 
     def work() -> str:
         if folder.exists() and any(folder.iterdir()) and not record.exists() and folder != run.export:
-            raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
+            raise InputError(f"{folder}: it holds other files; choose a folder that is empty or does not exist")
         if to == "gguf":
             line = export_gguf(recipe, run, folder, weights, dtype)
         else:
