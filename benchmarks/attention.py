@@ -71,12 +71,12 @@ def main() -> None:
     tokens = torch.randint(0, 300, (BATCH, length), generator=draw, device=place)  # documents of about 300 tokens
     documents = Documents.from_tokens(tokens, end_of_text=0)
     cases = {
-        "causal": AttentionScope.of(AttentionSpec(), None, length, place),
-        "causal, within documents": AttentionScope.of(AttentionSpec(), documents, length, place),
-        "causal, window 256": AttentionScope.of(AttentionSpec(window=256), None, length, place),
-        "both sides": AttentionScope.of(AttentionSpec(causal=False), None, length, place),
-        "both sides, window 256": AttentionScope.of(AttentionSpec(causal=False, window=256), None, length, place),
-        "causal, soft cap": AttentionScope.of(AttentionSpec(soft_cap=30.0), None, length, place),
+        "causal": AttentionScope.build(AttentionSpec(), None, length, place),
+        "causal, within documents": AttentionScope.build(AttentionSpec(), documents, length, place),
+        "causal, window 256": AttentionScope.build(AttentionSpec(window=256), None, length, place),
+        "both sides": AttentionScope.build(AttentionSpec(causal=False), None, length, place),
+        "both sides, window 256": AttentionScope.build(AttentionSpec(causal=False, window=256), None, length, place),
+        "causal, soft cap": AttentionScope.build(AttentionSpec(soft_cap=30.0), None, length, place),
     }
     rows = []
     print(f"{BATCH} x {length} tokens, {HEADS} heads of {WIDTH}, forward and backward, on {place}")

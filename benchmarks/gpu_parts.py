@@ -90,7 +90,7 @@ def built(keys: tuple[str, ...], tiny: bool, device: str = "cuda") -> tuple[Trai
     config = config_of(recipe, VOCABULARY, 0)
     trainer = Trainer(recipe, build_model(config, 0), devices.choose(recipe.train), 0, 1)
     rows = (recipe.train.global_batch_tokens or 0) // config.sequence_length
-    return trainer, trainer.task.made_up(np.random.default_rng(0), rows, config)
+    return trainer, trainer.task.synthetic_batch(np.random.default_rng(0), rows, config)
 
 
 def stepped(

@@ -73,7 +73,7 @@ def attention(micro_batch: int, dtype: torch.dtype) -> tuple[int, int, Call, Cal
     from bessemer.model.attention import attention as attend
     from bessemer.model.attention_scope import AttentionScope, AttentionSpec
 
-    scope = AttentionScope.of(AttentionSpec(), None, LENGTH, torch.device("cpu"))
+    scope = AttentionScope.build(AttentionSpec(), None, LENGTH, torch.device("cpu"))
     size = micro_batch, HEADS, LENGTH, WIDTH // HEADS
     q, k, v = (torch.randn(size).to(dtype).requires_grad_() for _ in range(3))
     upstream = torch.randn(size).to(dtype)

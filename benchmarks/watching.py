@@ -30,7 +30,7 @@ from bessemer.recipe import Guard, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.layer_metrics import Watch
+from bessemer.train.layer_metrics import LayerMonitor
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 
@@ -76,7 +76,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     for number, (loss, norm) in enumerate(noise, start=1):  # until the guard's windows are full
         state = judge(guard, state, number, 3.0 + loss, math.exp(norm), reference).state
     with TemporaryDirectory() as folder, MetricsLog(RunDirectory(Path(folder)), [], 0, tensorboard=False) as log:
-        around = Watch(trainer, log, Trends(None), 1)
+        around = LayerMonitor(trainer, log, Trends(None), 1)
         for _ in range(rounds):
             devices.synchronize(device)
             started = perf_counter()

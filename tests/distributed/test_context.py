@@ -139,9 +139,9 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
         torch.randn(2, heads, length, 4, generator=draw, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)
     )
     weight = torch.randn(q.shape, generator=draw, dtype=torch.float64)
-    cut = SequenceShard.of(mesh, length)
+    cut = SequenceShard.from_mesh(mesh, length)
     for documents in (None, Documents.from_starts(begins)):
-        local = LocalDocuments.of(cut, documents, 2, torch.device("cpu"))
+        local = LocalDocuments.from_shard(cut, documents, 2, torch.device("cpu"))
         for spec in (
             AttentionSpec(),
             AttentionSpec(window=30),
@@ -149,18 +149,18 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
             AttentionSpec(causal=False),
             AttentionSpec(False, 40),
         ):
-            wanted = attention(q, k, v, AttentionScope.of(spec, documents, length, q.device))
+            wanted = attention(q, k, v, AttentionScope.build(spec, documents, length, q.device))
             gradients = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
             mine = [cut.take(x.detach().transpose(1, 2)).transpose(1, 2).requires_grad_() for x in (q, k, v)]
             name = f"{length}, {spec}, {'packed' if documents else 'whole'}"
             if length == 64:  # the kernel is for CUDA; its CPU reference has no backward pass
                 with torch.no_grad():
                     scope = AttentionScope(spec, local, local.block_mask(spec))
-                    out = context.attend(*(x.detach() for x in mine), scope, group=RankGroup.of(mesh, "context"))
+                    out = context.attend(*(x.detach() for x in mine), scope, group=RankGroup.from_mesh(mesh, "context"))
                 found["flex " + name] = relative(out, at(cut, wanted))
                 continue
             out = context.attend(
-                *mine, AttentionScope.of(spec, local, 0, q.device), group=RankGroup.of(mesh, "context")
+                *mine, AttentionScope.build(spec, local, 0, q.device), group=RankGroup.from_mesh(mesh, "context")
             )
             found[name] = relative(out, at(cut, wanted))
             own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
@@ -195,9 +195,9 @@ def gathered(mesh: ProcessMesh) -> dict[str, Any]:
     # The other types of keys and values: small whole numbers add up exactly in each.
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(8.0).view(1, 1, 8, 1).expand(2, 2, 8, 4)
-        cut = SequenceShard.of(mesh, 8)
+        cut = SequenceShard.from_mesh(mesh, 8)
         own = at(cut, k).to(dtype).requires_grad_()
-        keys, values = context.gather_keys_values(own, own, RankGroup.of(mesh, "context"))
+        keys, values = context.gather_keys_values(own, own, RankGroup.from_mesh(mesh, "context"))
         assert keys.dtype == dtype and torch.equal(keys, k.to(dtype)) and torch.equal(values, keys)
         (keys * (1 + mesh.rank)).sum().backward()
         assert own.grad is not None
@@ -229,7 +229,7 @@ def test_the_split_is_a_balanced_partition(ways: int) -> None:
 )
 def test_indivisible_lengths_are_errors(ways: int, length: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        SequenceShard.of(ProcessMesh(Parallel(context=ways)), length)
+        SequenceShard.from_mesh(ProcessMesh(Parallel(context=ways)), length)
 
 
 def test_models_that_cannot_be_split_are_errors() -> None:

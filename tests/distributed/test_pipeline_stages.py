@@ -296,7 +296,7 @@ def test_stages_are_balanced_by_cost_with_embedding_and_head() -> None:
     plain = config_for("qwen3", 7)
     windows = config_for("gemma3", 7)
     for config, count in itertools.product((plain, plain.with_changes(vocabulary=4_000), windows), (1, 2, 3, 4, 7)):
-        found, costs = stage_spans(config, Parallel(pipeline=count)), Costs.of(config)
+        found, costs = stage_spans(config, Parallel(pipeline=count)), Costs.from_config(config)
         assert [span.stage for span in found] == list(range(count))
         assert (found[0].first, found[-1].end) == (0, 7)
         assert all(one.end == other.first and one.first < one.end for one, other in itertools.pairwise(found))

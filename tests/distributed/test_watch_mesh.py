@@ -19,7 +19,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, read_steps
 from bessemer.tokens.loader import Batch
 from bessemer.train import layer_metrics
-from bessemer.train.layer_metrics import METRICS, Watch
+from bessemer.train.layer_metrics import METRICS, LayerMonitor
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
@@ -58,7 +58,7 @@ def watched(layout: Parallel, tied: bool) -> tuple[dict[str, Any], bool]:
         trainer = watched_trainer(mesh, tied)
         batch = part(batches(1)[0], mesh)
         stats = trainer.forward_backward(batch)
-        with Watch(trainer, log, Trends(None), every)(1, batch, stats.skip_flag()):  # type: ignore[arg-type]
+        with LayerMonitor(trainer, log, Trends(None), every)(1, batch, stats.skip_flag()):  # type: ignore[arg-type]
             trainer.update(0, stats.grad_norm)
         digests.append(tensors_digest(owned_parameters(trainer.model), mesh))
     return log.rows[0], digests[0] == digests[1]
@@ -72,7 +72,7 @@ def watched(layout: Parallel, tied: bool) -> tuple[dict[str, Any], bool]:
 )  # fmt: skip
 def test_statistics_equal_those_of_one_process(layout: Parallel, tied: bool) -> None:
     trainer, batch, log = watched_trainer(SINGLE_PROCESS, tied), batches(1)[0], Log()
-    stats, watch = trainer.forward_backward(batch), Watch(trainer, log, Trends(None), 1)  # type: ignore[arg-type]
+    stats, watch = trainer.forward_backward(batch), LayerMonitor(trainer, log, Trends(None), 1)  # type: ignore[arg-type]
     for rank in range(layout.data):  # activations are those of the first sequence of each rank
         with watch(1, batch.part(rank, layout.data), stats.skip_flag()):
             if rank == layout.data - 1:
@@ -94,7 +94,7 @@ def grown(layout: Parallel, incidents: Path) -> None:
     """Watch steps, with the second block's output growing before the last one."""
     mesh = join(layout, torch.device("cpu"))
     trainer = watched_trainer(mesh, False)
-    watch = Watch(trainer, Log(), Trends(incidents if mesh.is_main else None), 1)  # type: ignore[arg-type]
+    watch = LayerMonitor(trainer, Log(), Trends(incidents if mesh.is_main else None), 1)  # type: ignore[arg-type]
     for number in range(1, 7):
         if number == 6:
             named = dict(trainer.model.named_parameters())
@@ -119,7 +119,7 @@ def statistics(
 ) -> dict[str, dict[str, float]]:
     """Return the logged statistics of an update after a backward pass."""
     log = Log()
-    with layer_metrics.Watch(trainer, log, Trends(None), 1, sample)(1, data, torch.zeros(())):  # type: ignore[arg-type]
+    with layer_metrics.LayerMonitor(trainer, log, Trends(None), 1, sample)(1, data, torch.zeros(())):  # type: ignore[arg-type]
         update()
     return log.rows[-1]
 
@@ -129,7 +129,11 @@ def test_activation_statistics_equal_those_of_the_forward_pass(recipe_file: Path
     """The reference is hidden states from hooks in a plain pass, and attention scores computed in float64."""
     objective = "masked" if family == "modernbert" else "causal"
     trainer = trainer_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
-    data = batch() if objective == "causal" else trainer.task.made_up(np.random.default_rng(0), 8, trainer.model.config)
+    data = (
+        batch()
+        if objective == "causal"
+        else trainer.task.synthetic_batch(np.random.default_rng(0), 8, trainer.model.config)
+    )
     found = statistics(trainer, data)
     outs, scores = [], []
 
@@ -185,7 +189,7 @@ def trained(
     (folder / "tensorboard").mkdir(parents=True)
     run, losses = RunDirectory(folder), []
     with MetricsLog(run, [], 0, tensorboard=True) as log:
-        around = layer_metrics.Watch(trainer, log, Trends(None), every)
+        around = layer_metrics.LayerMonitor(trainer, log, Trends(None), every)
         for number in range(1, 7):
             data = batch()
             data.inputs[:] = (data.inputs * number) % 400

@@ -93,7 +93,7 @@ def test_time_counted_elsewhere_is_not_productive(tmp_path: Path, now: list[floa
         if step == 5:
             with clock.counting("validation"):
                 now[0] += 3.0
-        clock.stepped(step, 0.25)
+        clock.add_step(step, 0.25)
     clock.write(10)
     found = summarize_sessions(read_sessions(tmp_path / "time.jsonl"))
     assert found is not None
@@ -117,7 +117,7 @@ def test_a_step_that_hung_is_not_productive(tmp_path: Path, now: list[float]) ->
     clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
     for step in range(1, 13):
         now[0] += 21.0 if step == 11 else 1.0
-        clock.stepped(step, 0.5 if step == 12 else 0.0)
+        clock.add_step(step, 0.5 if step == 12 else 0.0)
     clock.write(12)
     found = summarize_sessions(read_sessions(tmp_path / "time.jsonl"))
     assert found is not None and (found["stalled"], found["data_wait"], found["productive"]) == (20.0, 0.5, 11.5)
@@ -157,7 +157,7 @@ def test_the_path_has_the_steps_no_rollback_undid(journal: Journal) -> None:
 
 
 def test_the_learning_rate_follows_the_last_rollback_to_an_earlier_step(journal: Journal) -> None:
-    governing = {step: journal.governing(step) for step in (0, 59, 60, 80, 299, 300)}
+    governing = {step: journal.rollback_before(step) for step in (0, 59, 60, 80, 299, 300)}
     assert {step: found and found.number for step, found in governing.items()} == {
         0: None, 59: None, 60: 2, 80: 2, 299: 2, 300: 3,
     }  # fmt: skip

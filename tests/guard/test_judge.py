@@ -237,10 +237,10 @@ def test_growth_inside_the_model_is_reported_with_its_block(
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(10, 110, 10):
-        trends.measured(step, {statistic: {"0": healthy, "1": healthy * (1 + step / 100)}})
+        trends.add_statistics(step, {statistic: {"0": healthy, "1": healthy * (1 + step / 100)}})
     assert kinds(path) == [], "it doubles"
     for step in range(110, 150, 10):
-        trends.measured(step, {statistic: {"0": healthy, "1": 10 * healthy}})
+        trends.add_statistics(step, {statistic: {"0": healthy, "1": 10 * healthy}})
     assert kinds(path) == [(110, kind)], "once"
     assert "in block 1" in capsys.readouterr().err
 
@@ -249,10 +249,10 @@ def test_slower_steps_are_reported_and_slow_validations_are_not(tmp_path: Path) 
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(1, 257):
-        trends.stepped(step, 5.0 if step % 32 == 0 else 0.1, 0.0)
+        trends.add_step(step, 5.0 if step % 32 == 0 else 0.1, 0.0)
     assert kinds(path) == []
     for step in range(257, 513):
-        trends.stepped(step, 0.21, 0.0)
+        trends.add_step(step, 0.21, 0.0)
     assert kinds(path) == [(384, "slow")]
 
 
@@ -260,18 +260,18 @@ def test_waiting_for_data_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(1, 65):
-        trends.stepped(step, 0.1, 0.001)
+        trends.add_step(step, 0.1, 0.001)
     for step in range(65, 193):
-        trends.stepped(step, 0.2, 0.1)
+        trends.add_step(step, 0.2, 0.1)
     assert kinds(path) == [(192, "data_wait")]
 
 
 def test_rolled_back_steps_leave_the_windows(tmp_path: Path) -> None:
     trends = Trends(tmp_path / "incidents.jsonl")
     for step in range(10, 160, 10):
-        trends.measured(step, {"activation_rms": {"0": 1.0 if step < 60 else 3.9}})
+        trends.add_statistics(step, {"activation_rms": {"0": 1.0 if step < 60 else 3.9}})
     trends.rewind([{"kind": "inside", "step": step, "activation_rms": {"0": 1.0}} for step in range(10, 60, 10)])
-    trends.measured(60, {"activation_rms": {"0": 5.0}})
+    trends.add_statistics(60, {"activation_rms": {"0": 5.0}})
     assert kinds(tmp_path / "incidents.jsonl") == [(60, "activation")]
 
 
@@ -282,9 +282,9 @@ def test_missing_statistics_are_not_measurements(tmp_path: Path) -> None:
         {"kind": "inside", name: {"0": None, "1": None}}
     ] * 9
     trends = Trends(path, rows)
-    trends.measured(20, {name: {"0": 60.0}})
+    trends.add_statistics(20, {name: {"0": 60.0}})
     assert kinds(path) == [], "three times the median of what was measured"
     for step in range(21, 36):
-        trends.measured(step, {name: {"0": 20.0, "1": math.nan}})
-    trends.measured(36, {name: {"0": 90.0}})
+        trends.add_statistics(step, {name: {"0": 20.0, "1": math.nan}})
+    trends.add_statistics(36, {name: {"0": 90.0}})
     assert kinds(path) == [(36, "attention")]

@@ -10,7 +10,7 @@ import pytest
 from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, result, wait_for_step
 
 from bessemer.common.errors import InputError
-from bessemer.launch.rendezvous import fitted
+from bessemer.launch.rendezvous import fit_layout
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import parse
 from bessemer.run.files import read_json_lines
@@ -151,7 +151,7 @@ def test_the_layout_follows_the_number_of_processes(
     made = resolve(parse(RECIPE, "here"), 300).changed(parallel={**asked, "elastic": True})
     if expected is None:
         with pytest.raises(InputError, match=r"parallel\.elastic: .* 2$"):
-            fitted(made, processes)
+            fit_layout(made, processes)
         return
-    found = fitted(made, processes)
+    found = fit_layout(made, processes)
     assert (found.replicate, found.shard) == expected

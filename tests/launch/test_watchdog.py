@@ -16,7 +16,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.distributed.sharded_tensors import bit_sums
 from bessemer.guard.heartbeat import Heartbeat, Reading
 from bessemer.launch import status_files
-from bessemer.launch.outcome import culprits, read_outcome
+from bessemer.launch.outcome import read_outcome, stalled_ranks
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 
@@ -37,10 +37,10 @@ if os.environ.get("LOCAL_RANK") == "1":
 
 def test_the_rank_that_stopped_first_or_is_behind_is_named() -> None:
     stuck = [replace(BUSY, rank=rank) for rank in range(3)]
-    assert culprits(stuck) == stuck, "nobody knows which"
+    assert stalled_ranks(stuck) == stuck, "nobody knows which"
     for culprit in replace(stuck[2], beat=BUSY.beat - 31), replace(stuck[2], step=6):
-        assert culprits([*stuck[:2], culprit]) == [culprit]
-    assert culprits([stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]]) == [stuck[0], stuck[2]]
+        assert stalled_ranks([*stuck[:2], culprit]) == [culprit]
+    assert stalled_ranks([stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]]) == [stuck[0], stuck[2]]
 
 
 def test_a_crash_is_not_a_stop_when_srun_ends_the_other_nodes(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def test_attention_equals_the_formula(causal: bool, window: int, soft_cap: float
         documents = Documents.from_tokens(tokens, end_of_text=0)
         number = documents.document_BT
         allowed = allowed & (number[:, :, None] == number[:, None, :])
-    found = attention(q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), documents, LENGTH, q.device))
+    found = attention(
+        q, k, v, AttentionScope.build(AttentionSpec(causal, window, soft_cap), documents, LENGTH, q.device)
+    )
     wanted = plain(q, k, v, allowed[:, None], soft_cap)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     weight = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -79,7 +81,7 @@ def test_no_tensor_is_as_large_as_the_score_matrix(causal: bool, window: int, so
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
     with LargestTensor() as largest:
         attention(
-            q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), None, length, q.device)
+            q, k, v, AttentionScope.build(AttentionSpec(causal, window, soft_cap), None, length, q.device)
         ).sum().backward()
     assert largest.elements <= length * length // 8
 
@@ -100,7 +102,7 @@ def test_largest_logits_equal_those_of_the_full_matrix(spec: AttentionSpec, pack
     if documents is not None:
         allowed = allowed & (documents.document_BT[:, :, None] == documents.document_BT[:, None, :])
     wanted = scores.masked_fill(~allowed[:, None], -torch.inf).amax((0, 2, 3))
-    found = largest_logits(q, k, AttentionScope.of(spec, documents, 100, torch.device("cpu")))
+    found = largest_logits(q, k, AttentionScope.build(spec, documents, 100, torch.device("cpu")))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
 
 

@@ -200,7 +200,7 @@ def test_a_weight_cast_once_equals_one_cast_each_time() -> None:
 
     plain = result()
     for _ in range(2):  # a change between two steps takes effect
-        with casts.casts_kept():
+        with casts.keep_casts():
             for _ in range(2):
                 assert all(torch.equal(a, b) for a, b in zip(plain, result(), strict=True))
         with torch.no_grad():

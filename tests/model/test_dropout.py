@@ -11,7 +11,7 @@ from torch import Tensor
 from bessemer.model.attention import attention
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.dropout import DropoutMasks, is_dropped, sequence_keys, splitmix64
-from bessemer.model.huggingface.config import to_hugging_face, written_dropout
+from bessemer.model.huggingface.config import export_dropout, to_hugging_face
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import write_weights
 from bessemer.recipe import Dropout
@@ -89,7 +89,7 @@ def test_attention_equals_the_formula(
     tokens = torch.randint(0, 5, (2, length), generator=draw)
     documents = Documents.from_tokens(tokens, 0) if packed else None
     spec, masks = AttentionSpec(causal, window, soft_cap), masks_of(Dropout(attention=0.3), 2, length)
-    found = attention(q, k, v, AttentionScope.of(spec, documents, length, q.device), masks)
+    found = attention(q, k, v, AttentionScope.build(spec, documents, length, q.device), masks)
     index = torch.arange(length)
     allowed = spec.allows(index[:, None], index).expand(2, length, length)
     if documents is not None:
@@ -121,7 +121,7 @@ def test_dropout_is_at_the_same_positions_as_in_transformers(
     model = stirred(wanted)
     decoder = "hidden" not in FAMILIES[family].dropout.values()  # Llama's lineage drops attention weights only
     rates = Dropout(hidden=0.0 if decoder else 0.1, attention=0.2, classifier=0.3 if labels else 0.0)
-    written = to_hugging_face(wanted, 0) | written_dropout(wanted, rates)
+    written = to_hugging_face(wanted, 0) | export_dropout(wanted, rates)
     assert written["model_type"] == FAMILIES[family].model_type
     (tmp_path / "config.json").write_text(json.dumps(written))
     write_weights(model, tmp_path)

@@ -10,7 +10,7 @@ from bessemer.checkpoint import save
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.export import hugging_face as exporting
 from bessemer.export.hugging_face import ExportFiles, export, stream
-from bessemer.model.huggingface.config import dropout_keys, written_dropout
+from bessemer.model.huggingface.config import dropout_keys, export_dropout
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import meta_model
@@ -48,7 +48,7 @@ def test_an_encoder_is_exported_as_an_encoder(tokenizer: tuple[Path, Tokenizer],
     options = FAMILIES["modernbert"].options | {"kv_heads": 4, "head_dim": 8, "window": 8}
     model = stirred(config(vocabulary=300, **options))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    dropout = written_dropout(model.config, Dropout(hidden=0.1, attention=0.2))
+    dropout = export_dropout(model.config, Dropout(hidden=0.1, attention=0.2))
     check = export(model, ExportFiles(path, made.end_of_text, dropout=dropout), tmp_path / "export", sample, [])
     assert check.architecture == "ModernBertForMaskedLM"
     assert check.greedy_tokens_equal == 0

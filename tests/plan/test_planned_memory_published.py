@@ -17,7 +17,7 @@ from bessemer.plan.estimate.memory import memory
 from bessemer.recipe import Recipe, parse
 from bessemer.train import device as devices
 from bessemer.train.engine import NUM_WORKERS
-from bessemer.train.measure import measured_step
+from bessemer.train.measure import measure_step
 from bessemer.train.precision import PRECISIONS
 from tests.benchmark_files import results
 from tests.model.samples import ALL_BIASES
@@ -134,7 +134,7 @@ def test_a_measured_step_is_the_basis_of_the_plan() -> None:
     recipe = recipe_of(row)
     device = devices.choose(recipe.train.changed(device="cpu", precision="fp32"))
     config = model_config(recipe, row["vocabulary"])
-    seconds, num_bytes = measured_step(recipe, config, device, 0.1, 0)
+    seconds, num_bytes = measure_step(recipe, config, device, 0.1, 0)
     assert seconds > 0 and num_bytes is not None
     state = 16 * config.parameters  # weights, gradients and two moments
     assert 0.8 * state < num_bytes < 4 * state

@@ -307,7 +307,7 @@ def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, Model
 
 def test_costs_of_the_parts_add_up_to_the_plans_flops() -> None:
     _, config = resolved("gpt2-124m", 50_257)
-    parts = Costs.of(config)
+    parts = Costs.from_config(config)
     assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
     # two products for each of forward, input and weight: vocabulary x width, padded as in the model
     assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
@@ -316,7 +316,7 @@ def test_costs_of_the_parts_add_up_to_the_plans_flops() -> None:
 def test_gpt2s_head_is_counted() -> None:
     """It costs as much as five of the twelve blocks: the last of two stages has 4 blocks."""
     _, config = resolved("gpt2-124m", 50_257)
-    parts = Costs.of(config)
+    parts = Costs.from_config(config)
     assert 4 < parts.head / parts.blocks[0] < 6
     cut = split_blocks(parts.blocks, parts.embedding, parts.head, 2)
     assert [len(blocks) for blocks in cut] == [8, 4]
@@ -330,6 +330,6 @@ def test_a_classifiers_head_takes_no_block_from_the_last_stage() -> None:
         vocabulary=512, layers=8, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128, labels=2,
         head_transform=True, norm_position="residual", causal=False,
     )  # fmt: skip
-    parts = Costs.of(config)
+    parts = Costs.from_config(config)
     assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
     assert blocks_per_stage(config, 2) == (4, 4)

@@ -105,7 +105,7 @@ def test_gradients_equal_those_of_fp32_within_rounding(recipe_file: Path, name: 
 def test_held_out_text_is_scored_in_the_precision_of_training(recipe_file: Path) -> None:
     exact, narrow = (trainer_of(recipe_file, f"train.precision={name}") for name in ("fp32", "bf16"))
     with torch.no_grad():
-        nats_BS, narrow_BS = (trainer.engine.score(MicroBatch.of(batch()))[0] for trainer in (exact, narrow))
+        nats_BS, narrow_BS = (trainer.engine.score(MicroBatch.from_batch(batch()))[0] for trainer in (exact, narrow))
     difference = (narrow_BS - nats_BS).abs().max()
     assert narrow_BS.dtype == torch.float32 and 1e-4 < difference < 0.2, difference
 
@@ -322,7 +322,7 @@ class ScriptedTrainer:
     model: SimpleNamespace
     script: list[float]
     now: float = 0.0
-    task: SimpleNamespace = dataclasses.field(default_factory=lambda: SimpleNamespace(made_up=lambda *_: None))
+    task: SimpleNamespace = dataclasses.field(default_factory=lambda: SimpleNamespace(synthetic_batch=lambda *_: None))
 
     def forward_backward(self, batch: None) -> SimpleNamespace:
         self.now += self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -339,7 +339,7 @@ def test_a_step_is_timed_as_a_whole(recipe: Recipe, monkeypatch: pytest.MonkeyPa
     num_micro_batches = recipe.train.global_batch_tokens // config.sequence_length // recipe.train.micro_batch
     together = concurrent_micro_batches(recipe.train, config.sequence_length, device.torch_device, False)
     made = ScriptedTrainer(recipe.train, device, SimpleNamespace(config=config), list(seconds))
-    monkeypatch.setattr(measure, "_built_trainer", lambda *_: made)
+    monkeypatch.setattr(measure, "_build_trainer", lambda *_: made)
     monkeypatch.setattr(measure, "perf_counter", lambda: made.now)
     step_seconds = measure.step_seconds(recipe, config, device, 60.0)
     assert step_seconds == pytest.approx(seconds[-1] * num_micro_batches / together)

@@ -89,7 +89,7 @@ def test_a_slow_device_is_recorded_after_two_comparisons(tmp_path: Path, monkeyp
     log = Lines()
     watcher = stragglers.Stragglers(Mesh(Parallel(shard=4)), CUDA, 3, tmp_path / "incidents.jsonl")
     for step in range(1, 10):
-        watcher.stepped(cast(MetricsLog, log), step)
+        watcher.compare_if_due(cast(MetricsLog, log), step)
     assert [(row["step"], row["slowest"]) for row in log.rows] == [(3, 2), (6, 2), (9, 2)]
     assert log.rows[0]["matmul_seconds"] == pytest.approx({"0": 0.01, "1": 0.0101, "2": 0.013, "3": 0.0099})
     (incident,) = read_json_lines(tmp_path / "incidents.jsonl")
@@ -99,7 +99,7 @@ def test_a_slow_device_is_recorded_after_two_comparisons(tmp_path: Path, monkeyp
 def test_cpus_and_single_processes_are_not_compared(tmp_path: Path) -> None:
     for mesh, device in ((Mesh(Parallel(shard=4)), CPU), (ProcessMesh(Parallel()), CUDA)):
         log = Lines()
-        stragglers.Stragglers(mesh, device, 1, tmp_path / "incidents.jsonl").stepped(cast(MetricsLog, log), 1)
+        stragglers.Stragglers(mesh, device, 1, tmp_path / "incidents.jsonl").compare_if_due(cast(MetricsLog, log), 1)
         assert log.rows == []
 
 

@@ -32,7 +32,7 @@ from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.callback import Callback
 from bessemer.train.device import Device, choose
-from bessemer.train.loop import train_here
+from bessemer.train.loop import train_process
 from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.run_spec import RunSpec
 from bessemer.train.trainer import Trainer
@@ -211,7 +211,7 @@ def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
 
     device = CountingDevice(**vars(choose(spec.recipe.train)))
     with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat, Waits(mesh.control):
-        train_here(spec, run, device, mesh, heartbeat, observe=observe, callbacks=[Callback()])
+        train_process(spec, run, device, mesh, heartbeat, observe=observe, callbacks=[Callback()])
     return waits
 
 
@@ -258,7 +258,7 @@ def with_intervals(folder: str, layout: Parallel) -> list[dict[str, Any]]:
             run = linked(Path(folder), f"run-{every}", mesh)
             changed = replace(spec, recipe=spec.recipe.changed(train={"log_every": every}))
             with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat:
-                train_here(changed, run, choose(spec.recipe.train), mesh, heartbeat)
+                train_process(changed, run, choose(spec.recipe.train), mesh, heartbeat)
             found = without_limits(what_is_left(run.path))
             left.append({name: value for name, value in found.items() if name not in ("metrics", "forks")})
     return left

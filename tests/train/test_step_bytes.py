@@ -183,7 +183,7 @@ def test_recompute_does_not_change_losses_and_gradients(
     if encoder:
         shared.append("train.objective=masked")
     plain, again = (trainer_of(recipe_file, *shared, f"train.recompute={kind}") for kind in ("none", mode))
-    data = plain.task.made_up(np.random.default_rng(0), 8, plain.model.config) if encoder else batch()
+    data = plain.task.synthetic_batch(np.random.default_rng(0), 8, plain.model.config) if encoder else batch()
     data.inputs[:, 16] = 0
     calls: list[int] = []
     again.model.blocks[0].attention.register_forward_hook(lambda *a: calls.append(1))

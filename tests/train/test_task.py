@@ -176,7 +176,7 @@ def test_an_objective_for_the_other_kind_of_model_is_an_error(recipe_file: Path)
 @pytest.mark.parametrize("objective", [(), MASKED, CLASSIFY])
 def test_a_generated_batch_can_be_trained_on(recipe_file: Path, objective: tuple[str, ...]) -> None:
     trainer = trainer_of(recipe_file, *objective)
-    found = stats_of(trainer, trainer.task.made_up(np.random.default_rng(0), 4, trainer.model.config))
+    found = stats_of(trainer, trainer.task.synthetic_batch(np.random.default_rng(0), 4, trainer.model.config))
     assert np.isfinite(found.loss) and found.grad_norm > 0
 
 

@@ -145,7 +145,7 @@ def test_swapping_the_average_in_and_out_is_exact() -> None:
     average.update(50, torch.tensor(0.0))
     trained, averaged = made.weight.detach().clone(), average.tensors["weight"].clone()
     assert not torch.equal(trained, averaged)
-    with average.swapped_in():
+    with average.swap_in():
         assert torch.equal(made.weight, averaged)
     assert torch.equal(made.weight, trained)
     assert torch.equal(average.tensors["weight"], averaged)

@@ -43,12 +43,12 @@ def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
         InputError: The mirror may not be listed or written.
         BessemerError: The mirror does not answer.
     """
-    mirror = Mirror.of(recipe, run)
+    mirror = Mirror.from_recipe(recipe, run)
     if mirror is None or checkpoint_steps(run.checkpoints):
         return None
     try:
         mirror.steps()
-        require_writable(mirror.place)
+        require_writable(mirror.folder)
     except (AccessError, OSError) as error:
         raise InputError(f"checkpoint.mirror: {redact(error)}. Set it to a folder that can be written") from None
     return mirror
@@ -66,20 +66,20 @@ def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, AnyPath] | 
     mirror = new_run_mirror(recipe, run)
     if mirror is None or (step := mirror.restore_newest()) is None:
         return None
-    say(f"  {run.checkpoints} has no checkpoint: restored step {step} and the run's logs from {mirror.place}")
-    return step, mirror.place
+    say(f"  {run.checkpoints} has no checkpoint: restored step {step} and the run's logs from {mirror.folder}")
+    return step, mirror.folder
 
 
 def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
     """Replace a damaged local checkpoint by the copy in the run's mirror. Returns True if it verifies now."""
-    mirror = Mirror.of(recipe, run)
+    mirror = Mirror.from_recipe(recipe, run)
     if mirror is None:
         return False
     try:
         mirror.require_own()
         mirror.fetch(step)
     except (BessemerError, OSError) as error:
-        warn(f"{mirror.place}: downloading step {step} failed: {redact(error)}")
+        warn(f"{mirror.folder}: downloading step {step} failed: {redact(error)}")
         return False
     return True
 
@@ -96,12 +96,12 @@ class Mirror:
             run: The run directory.
             keep: The least number of checkpoints that the mirror keeps, also after a restore of only the newest.
         """
-        self.place = parse_path(url) / name
+        self.folder = parse_path(url) / name
         self._run, self._keep = run, keep
         self._thread: Thread | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, run: RunDirectory) -> Mirror | None:
+    def from_recipe(cls, recipe: Recipe, run: RunDirectory) -> Mirror | None:
         """Return the mirror of a run; None if its recipe names none."""
         url, keep = recipe.checkpoint.mirror, recipe.checkpoint.keep
         return None if url is None else cls(url, recipe.run.name, run, keep)
@@ -127,7 +127,7 @@ class Mirror:
             try:
                 self.update()
             except (BessemerError, OSError) as error:
-                on_failure(f"{self.place}: updating the mirror failed: {redact(error)}")
+                on_failure(f"{self.folder}: updating the mirror failed: {redact(error)}")
 
         self._thread = Thread(target=work, name="mirror", daemon=True)
         self._thread.start()
@@ -150,7 +150,7 @@ class Mirror:
             self._own(_content(self._run.checkpoints / OWNER))
         new = [step for step in here if self._differs(step, there.get(step))]
         for path in (path for pattern in RUN_FILES if new for path in sorted(self._run.path.glob(pattern))):
-            copy(path, self.place / path.name)
+            copy(path, self.folder / path.name)
         for step in reversed(new):
             folder = self._run.checkpoints / checkpoint_name(step)
             try:
@@ -180,17 +180,17 @@ class Mirror:
             try:
                 self.fetch(step)
             except (BessemerError, OSError) as error:
-                warn(f"{self.place}: step {step}: {redact(error)}; trying the next older checkpoint")
+                warn(f"{self.folder}: step {step}: {redact(error)}; trying the next older checkpoint")
                 continue
-            for place in entries(self.place):
-                is_of_run = any(fnmatch(place.name, pattern) for pattern in RUN_FILES)
-                if is_of_run and not (self._run.path / place.name).exists():
-                    write_atomic(self._run.path / place.name, place.read_bytes())
+            for path in entries(self.folder):
+                is_of_run = any(fnmatch(path.name, pattern) for pattern in RUN_FILES)
+                if is_of_run and not (self._run.path / path.name).exists():
+                    write_atomic(self._run.path / path.name, path.read_bytes())
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
-            self._own(_content(self.place / OWNER))
+            self._own(_content(self.folder / OWNER))
             return step
         raise InputError(
-            f"{self.place}: all of its {len(steps)} checkpoints are damaged; restore one, or change checkpoint.mirror"
+            f"{self.folder}: all of its {len(steps)} checkpoints are damaged; restore one, or change checkpoint.mirror"
         )
 
     def fetch(self, step: int) -> None:
@@ -200,9 +200,9 @@ class Mirror:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            copy(self.place / target.name / MANIFEST, temporary / MANIFEST)
+            copy(self.folder / target.name / MANIFEST, temporary / MANIFEST)
             for name in load_manifest(temporary).files:
-                copy(self.place / target.name / name, temporary / name)
+                copy(self.folder / target.name / name, temporary / name)
             verify(temporary)
             publish_folder(temporary, target)
         finally:
@@ -210,18 +210,18 @@ class Mirror:
 
     def require_own(self) -> None:
         """Raise InputError if the mirror has checkpoints of another training."""
-        owner = _content(self.place / OWNER)
+        owner = _content(self.folder / OWNER)
         if owner is None or owner != _content(self._run.checkpoints / OWNER):
-            raise InputError(f"{self.place}: it belongs to another training; remove it, or change checkpoint.mirror")
+            raise InputError(f"{self.folder}: it belongs to another training; remove it, or change checkpoint.mirror")
 
     def _own(self, owner: bytes | None) -> None:
         """Record the training that writes the mirror, in the mirror and in the run directory; None creates a new id."""
         owner = owner or json.dumps({"training": secrets.token_hex(8)}).encode()
-        for folder in (self._run.checkpoints, self.place):
+        for folder in (self._run.checkpoints, self.folder):
             write_file(folder / OWNER, owner)
 
     def _upload(self, folder: Path) -> None:
-        target = self.place / folder.name
+        target = self.folder / folder.name
         # The mirror may hold another checkpoint of this step, from before a rollback.
         (target / MANIFEST).unlink(missing_ok=True)
         for name, facts in load_manifest(folder).files.items():
@@ -237,13 +237,13 @@ class Mirror:
 
     def _listed(self) -> dict[int, AnyPath]:
         """Return the mirror's checkpoint folders by step, complete or not."""
-        names = ((re.fullmatch(r"step-(\d+)", place.name), place) for place in entries(self.place))
-        return {int(match[1]): place for match, place in names if match}
+        names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in entries(self.folder))
+        return {int(match[1]): path for match, path in names if match}
 
 
-def _content(place: AnyPath) -> bytes | None:
+def _content(path: AnyPath) -> bytes | None:
     """Return the bytes of a file; None if it does not exist."""
     try:
-        return place.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         return None

@@ -373,7 +373,7 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     """Remove the checkpoints that `keep` does not include, up to the step `current`."""
     steps = [step for step in checkpoint_steps(folder) if step <= current]
-    kept = Retention.of(keep).kept(steps)
+    kept = Retention.from_value(keep).kept(steps)
     for step in steps:
         if step not in kept:
             _remove(folder / checkpoint_name(step))

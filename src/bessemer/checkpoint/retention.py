@@ -28,7 +28,7 @@ class Retention:
     best: int | None = None
 
     @classmethod
-    def of(cls, keep: Retention | int) -> Retention:
+    def from_value(cls, keep: Retention | int) -> Retention:
         """Convert `keep` to a Retention; a number keeps that many of the newest checkpoints."""
         return keep if isinstance(keep, Retention) else cls(keep)
 

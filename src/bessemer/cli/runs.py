@@ -170,10 +170,10 @@ def restart(args: argparse.Namespace, session: Session) -> None:
 
     if not args.restart:
         return
-    mirror = Mirror.of(session.recipe, session.run)
+    mirror = Mirror.from_recipe(session.recipe, session.run)
     if mirror is not None and (steps := mirror.steps()):
         raise InputError(
-            f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
+            f"--restart: {mirror.folder} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
             "choose another name with --set run.name=NAME, or another folder with --set checkpoint.mirror=URL, or remove them"
         )
     remove_training(session.run)

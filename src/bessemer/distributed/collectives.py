@@ -35,7 +35,7 @@ class RankGroup:
     name: GroupName
 
     @classmethod
-    def of(cls, mesh: ProcessMesh, axis: str) -> RankGroup:
+    def from_mesh(cls, mesh: ProcessMesh, axis: str) -> RankGroup:
         return cls(mesh.coordinate(axis), mesh.size(axis), mesh.group(axis).group_name)
 
     def token_shard(self, x_BT: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class VocabularyShard:
     group: GroupName
 
     @classmethod
-    def of(cls, total: int, group: RankGroup) -> VocabularyShard:
+    def from_group(cls, total: int, group: RankGroup) -> VocabularyShard:
         return cls(*group.row_range(total), total, rank_rows(total, group.size), group.name)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class SequenceShard:
     length: int
 
     @classmethod
-    def of(cls, mesh: ProcessMesh, length: int) -> SequenceShard:
+    def from_mesh(cls, mesh: ProcessMesh, length: int) -> SequenceShard:
         """Return this process's shard. Raises InputError when the length does not divide (`require_length`)."""
         require_length(mesh.size("context"), length)
         return cls(mesh.size("context"), mesh.coordinate("context"), length)
@@ -86,7 +86,7 @@ class LocalDocuments(Documents):
     batch: int
 
     @classmethod
-    def of(cls, shard: SequenceShard, documents: Documents | None, batch: int, device: torch.device) -> LocalDocuments:
+    def from_shard(cls, shard: SequenceShard, documents: Documents | None, batch: int, device: torch.device) -> Self:
         """Build from the documents of the full sequences; with None, each sequence is one document."""
         if documents is not None:
             return cls(shard.take(documents.position_BT), documents.document_BT, documents.spans, shard, batch)
@@ -230,8 +230,8 @@ def local_batch(
     """
     if mesh.size("context") == 1:
         return LocalBatch(inputs_BT, targets_BT, documents, _tensor_masks(mesh, masks))
-    shard = SequenceShard.of(mesh, inputs_BT.shape[1])
-    local = LocalDocuments.of(shard, documents, len(inputs_BT), inputs_BT.device)
+    shard = SequenceShard.from_mesh(mesh, inputs_BT.shape[1])
+    local = LocalDocuments.from_shard(shard, documents, len(inputs_BT), inputs_BT.device)
     if masks is not None:
         masks = replace(masks, token_BT=shard.take(masks.token_BT))
     return LocalBatch(shard.take(inputs_BT), shard.take(targets_BT), local, _tensor_masks(mesh, masks))
@@ -255,7 +255,7 @@ def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
     if mesh.size("context") == 1:
         return
     require_context(model.config, mesh.layout)
-    group = RankGroup.of(mesh, "context")
+    group = RankGroup.from_mesh(mesh, "context")
     for attending in (block.attention for block in model.blocks if block is not None):
         attending.attend = functools.partial(attend, group=group, inner=attending.attend)  # type: ignore[union-attr,arg-type]
 
@@ -291,7 +291,7 @@ def gather_sequences(mesh: ProcessMesh, x_BL: Tensor) -> Tensor:
     """All-gather per-token values (B, L, ...) to full sequences (B, T, ...); not differentiable, used for validation."""
     if mesh.size("context") == 1:
         return x_BL
-    group = RankGroup.of(mesh, "context")
+    group = RankGroup.from_mesh(mesh, "context")
     gathered_BT, length = all_gather(x_BL.detach(), group, 1), x_BL.shape[1] * group.size
     index = [SequenceShard(group.size, rank, length).positions(x_BL.device) for rank in range(group.size)]
     return gathered_BT[:, torch.cat(index).argsort()]

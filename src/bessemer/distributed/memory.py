@@ -225,7 +225,7 @@ def _sharded_memory(
 
     `rank_memory` removes the fragmentation for other devices.
     """
-    params, micro_batches = PartParameters.of(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
+    params, micro_batches = PartParameters.count(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
     with_padding = padded(params, config, layout)
     state = trained = state_bytes(layout, params, with_padding, element_bytes, micro_batches)
     of_weights = of_moments = with_padding.all / layout.state_shards / config.parameters

@@ -54,7 +54,7 @@ class Costs:
     head: float
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Costs:
+    def from_config(cls, config: ModelConfig) -> Costs:
         """Return the FLOPs of forward and backward per token that the head sees too (`model.flops.flops_per_token`).
 
         An embedding lookup costs an addition forward and one backward per element. A classifier's head reads one row per
@@ -129,7 +129,7 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
 @lru_cache(maxsize=4096)
 def blocks_per_stage(config: ModelConfig, count: int) -> tuple[int, ...]:
     """Return the number of blocks of each of `count` stages, cut by `split_blocks`."""
-    costs = Costs.of(config)
+    costs = Costs.from_config(config)
     if min(costs.blocks) == max(costs.blocks):
         return _split_alike_blocks(config.layers, costs.blocks[0], costs.embedding, costs.head, count)
     return tuple(len(span) for span in split_blocks(costs.blocks, costs.embedding, costs.head, count))
@@ -295,7 +295,7 @@ class PartParameters:
 
     @classmethod
     @lru_cache(maxsize=4096)
-    def of(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
+    def count(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
         """Return the counts of the largest rank of a tensor group, or with `is_mean` the mean over its ranks.
 
         Ranks may differ in rows of the tables with a row per token id. Norms outside of blocks count with the head.

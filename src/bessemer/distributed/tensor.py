@@ -68,10 +68,10 @@ def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
     """
     require_tensor(model.config, mesh.layout)
     assert mesh.device_mesh is not None
-    group = RankGroup.of(mesh, "tensor")
+    group = RankGroup.from_mesh(mesh, "tensor")
     config = model.config
     _distribute(model, mesh.device_mesh["tensor"])
-    vocabulary = VocabularyShard.of(config.vocabulary, group)
+    vocabulary = VocabularyShard.from_group(config.vocabulary, group)
     for path, module in model.named_modules():
         if not path or isinstance(module, nn.ModuleList):
             continue
@@ -166,14 +166,14 @@ def _reduce_scatter_with_bias(partial_BTD: Tensor, linear: nn.Module, group: Ran
     return x_BLD + _local(bias, "partial", group).to(x_BLD.dtype)
 
 
-class OfTensorGroup(nn.Module):
+class TensorGroupModule(nn.Module):
     """Base class of the mixins that `apply_tp` adds to modules."""
 
     tensor_group: RankGroup
     vocabulary: VocabularyShard  # only set on the embedding and the head
 
 
-class ShardedSublayer(OfTensorGroup):
+class ShardedSublayer(TensorGroupModule):
     """A sublayer with this rank's heads or hidden units, applied to all tokens; maps (B, L, D) to (B, L, D)."""
 
     facts: Sublayer
@@ -185,7 +185,7 @@ class ShardedSublayer(OfTensorGroup):
         return _reduce_scatter_with_bias(partial_BTD, getattr(self, self.facts.output), self.tensor_group)
 
 
-class NormOverHeads(OfTensorGroup):
+class NormOverHeads(TensorGroupModule):
     """RMSNorm over the heads of all ranks, of which each holds its heads' elements of the input."""
 
     scale: Tensor
@@ -198,7 +198,7 @@ class NormOverHeads(OfTensorGroup):
         return (wide * (squares / width + self.eps).rsqrt() * self.scale).to(x.dtype)
 
 
-class ShardedEmbedding(OfTensorGroup):
+class ShardedEmbedding(TensorGroupModule):
     """An embedding of which each rank looks up its token ids; one rank contributes each token's row to the reduce-scatter."""
 
     weight: Tensor
@@ -213,14 +213,14 @@ class ShardedEmbedding(OfTensorGroup):
         return scatter_tokens(x_BTD, self.tensor_group)
 
 
-class ShardedPositions(OfTensorGroup):
+class ShardedPositions(TensorGroupModule):
     """Position embeddings of this rank's tokens."""
 
     def forward(self, positions: Tensor) -> Tensor:
         return super().forward(self.tensor_group.token_shard(positions))  # type: ignore[no-any-return]
 
 
-class GatheringNorm(OfTensorGroup):
+class GatheringNorm(TensorGroupModule):
     """The final norm over this rank's tokens, followed by an all-gather of all tokens for the loss.
 
     `replicated` is True when all ranks compute the same values from there (a classifier), and False when each rank computes
@@ -235,7 +235,7 @@ class GatheringNorm(OfTensorGroup):
         return hidden_BTD.clone() if len(hidden_BTD) == 1 else hidden_BTD
 
 
-class ShardedHead(OfTensorGroup):
+class ShardedHead(TensorGroupModule):
     """A language-model head with the output rows of this rank's token ids."""
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:

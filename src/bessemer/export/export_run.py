@@ -27,7 +27,7 @@ from bessemer.export.gguf import TYPES, GgufIds, architecture_of, modelfile, voc
 from bessemer.export.hugging_face import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
 from bessemer.export.import_model import gate_inputs
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import dropout_keys, family_of, written_dropout
+from bessemer.model.huggingface.config import dropout_keys, export_dropout, family_of
 from bessemer.model.transformer import meta_model
 from bessemer.recipe import Model, ResolvedRecipe, Train
 from bessemer.run.directory import NEWEST, RunDirectory, Weights
@@ -99,7 +99,7 @@ def _export_files(
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check, weights),
-        dropout=written_dropout(config, dropout) if dropout.is_on else _carried_dropout(recipe.model, recipe.train),
+        dropout=export_dropout(config, dropout) if dropout.is_on else _carried_dropout(recipe.model, recipe.train),
         special=store.special, ends=store.ends,
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights
         write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check, weights))
         files = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         write_json(staged / RECORD, {**check, "files": files})
-    return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"
+    return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each verified by reading it back"
 
 
 def verify_export(record: Path) -> None:
@@ -237,7 +237,7 @@ def model_card(
         "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
     ]
     family, start = family_of(config), recipe.model.from_
-    card: str = _template().render(
+    return _template().render(  # type: ignore[no-any-return]
         recipe=recipe, name=recipe.run.name, config=config, check=check, step=step, version=__version__, task=task,
         model_class=model_class, kind=kind, call=call, family=family.name, title=family.title, labels=store.labels,
         imported=_is_imported(run), licence=source_licence(run), sources=store.sources,
@@ -246,7 +246,6 @@ def model_card(
         start=None if start is None else Path(start.removeprefix("hf:")).name,
         environment=read_json_or_none(run.environment) or {}, weights=weights,
     )  # fmt: skip
-    return card
 
 
 @cache

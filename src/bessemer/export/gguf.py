@@ -98,24 +98,24 @@ def architecture_of(config: ModelConfig) -> str:
     """
     family = family_of(config)
 
-    def refused(why: str) -> InputError:
+    def problem(why: str) -> InputError:
         known = ", ".join(sorted(ARCHITECTURES))
         return InputError(f"export --to gguf: {why}; use --to hf, or a language model of the families {known}")
 
     if config.labels or not config.causal:
-        raise refused("a classifier is not a language model" if config.labels else "an encoder does not generate text")
+        raise problem("a classifier is not a language model" if config.labels else "an encoder generates no text")
     if family.name not in ARCHITECTURES:
-        raise refused(f"the family {family.name} has no known architecture in llama.cpp")
+        raise problem(f"the family {family.name} has no known architecture in llama.cpp")
     architecture, scaling = ARCHITECTURES[family.name], config.rope_scaling
     for option, standard in family_standard(family, config).items():
         if option not in FREE_OPTIONS | WRITTEN and getattr(config, option) != standard:
-            raise refused(f"llama.cpp's {architecture} is not supported with {option} = {getattr(config, option)}")
+            raise problem(f"llama.cpp's {architecture} is not supported with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
-        raise refused(f"llama.cpp's {architecture} does not support this model's sliding windows")
+        raise problem(f"llama.cpp's {architecture} does not support this model's sliding windows")
     if scaling is not None and scaling.kind == "llama3" and architecture != "llama":
-        raise refused(f"llama.cpp's {architecture} has no rope_scaling of kind llama3")
+        raise problem(f"llama.cpp's {architecture} has no rope_scaling of kind llama3")
     if scaling is not None and scaling.kind not in ("llama3", "linear"):
-        raise refused(f"rope_scaling of kind {scaling.kind} is not supported")
+        raise problem(f"rope_scaling of kind {scaling.kind} is not supported")
     return architecture
 
 
@@ -328,21 +328,21 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
         InputError: llama.cpp has no pre-tokenizer that splits text the same way.
     """
 
-    def refused(why: str) -> InputError:
+    def problem(why: str) -> InputError:
         return InputError(f"export --to gguf: the tokenizer {why}; use --to hf")
 
     if description["model"].get("type", "BPE") != "BPE" or description["model"].get("byte_fallback"):
-        raise refused("is not a byte-level BPE, the only supported kind")
+        raise problem("is not a byte-level BPE, the only supported kind")
     if description.get("normalizer") not in IGNORED_NORMALIZERS:
         kind = description["normalizer"].get("type")
-        raise refused(f"changes text before splitting it (normalizer {kind}), which llama.cpp does not support")
+        raise problem(f"changes text before splitting it (normalizer {kind}), which llama.cpp does not support")
     # Only the split of text into pieces matters here. llama.cpp also matches added tokens that are not special first.
     bare = {**description, "normalizer": None, "added_tokens": [t for t in description["added_tokens"] if t["special"]]}
     shape = pre_tokenization(bare)
     if shape is None or shape.prefix_space:
-        raise refused("splits text in a way that llama.cpp does not support")
+        raise problem("splits text in a way that llama.cpp does not support")
     if shape.regex not in PRE_TOKENIZERS:
-        raise refused(
+        raise problem(
             "splits text by a pattern unknown to llama.cpp, which supports tokenizer.pattern gpt2, and gpt4 or llama3 with "
             'digits "groups-of-three" or "single" and white_space "runs"'
         )

@@ -37,7 +37,7 @@ SAMPLE_TOKENS = 64  # tokens per row for which the logits are compared
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """An imported model with the results of its comparison with `transformers`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Imported:
     commit: str | None = None
 
 
-def import_model(source: Path, run: RunDirectory, name: str, directory: str, commit: str | None = None) -> Imported:
+def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: str | None = None) -> ImportedModel:
     """Import a model into a new run directory, verified against `transformers`.
 
     The run directory appears complete by one rename, or not at all.
@@ -68,7 +68,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
         source: Folder of the model.
         run: The new run directory.
         name: Name of the run.
-        directory: Folder that holds run directories.
+        root: Folder that holds run directories.
         commit: Commit on the hub that `source` came from.
 
     Raises:
@@ -86,7 +86,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
     read = check_read(source, model)
     with gate.errors_about(str(source)):
         imported = replace(_compared(source, model, tokenizer, read), commit=commit)
-    recipe = _recipe(source, run, name, directory, tokenizer)
+    recipe = _recipe(source, run, name, root, tokenizer)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
         staged = RunDirectory(Path(tempfile.mkdtemp(prefix=f".{run.path.name}.", dir=run.path.parent)))
@@ -107,18 +107,18 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
     return imported
 
 
-def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> Imported:
+def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> ImportedModel:
     """Compare the tokenizer with that of transformers, and greedy text too if the model fits in memory twice."""
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
         theirs = gate.load_tokenizer(source)
         num_texts = gate.compare_tokenizers(theirs, tokenizer, gate.framing_of(theirs))
-        return Imported(architecture, parameters, read.max_difference, 0, num_texts, read.line)
+        return ImportedModel(architecture, parameters, read.max_difference, 0, num_texts, read.line)
     check = gate.verify(model, source, sample, tokenizer, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
     num_texts = check.tokenizer_documents_equal
-    return Imported(architecture, parameters, worst, check.greedy_tokens_equal, num_texts, read.note)
+    return ImportedModel(architecture, parameters, worst, check.greedy_tokens_equal, num_texts, read.note)
 
 
 def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -186,7 +186,7 @@ def _labels(source: Path, config: ModelConfig) -> list[str]:
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
 
 
-def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenizer: Tokenizer) -> ResolvedRecipe:
+def _recipe(source: Path, run: RunDirectory, name: str, root: str, tokenizer: Tokenizer) -> ResolvedRecipe:
     """Return the recipe of an imported run: the model's dimensions, no corpus, and one step that is never trained."""
     import tomli_w
 
@@ -195,7 +195,7 @@ def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenize
     objective = "classify" if config.labels else "causal" if config.causal else "masked"
     mask = tokenizer.special.get(tokenizer.mask_token) if tokenizer.mask_token is not None else None
     values = {
-        "run": {"name": name, "dir": directory},
+        "run": {"name": name, "dir": root},
         "tokenizer": {
             "path": str((run.tokens / "tokenizer.json").absolute()), "end_of_text": tokenizer.end_of_text_token,
             **({} if mask is None else {"mask_token": mask}),

@@ -86,7 +86,7 @@ class WallClock:
         """Return the seconds since the session started, and those of its validations and saves."""
         return {"seconds": time() - self._began, **{kind: self._seconds[kind] for kind in ("validation", "saving")}}
 
-    def stepped(self, step: int, data_wait: float, num_steps: int = 1) -> None:
+    def add_step(self, step: int, data_wait: float, num_steps: int = 1) -> None:
         """Count the time since the last call that is not yet counted.
 
         Args:
@@ -109,7 +109,7 @@ class WallClock:
         if now - self._written > WRITE_SECONDS:
             self.write(step)
 
-    def rolled_back(self, completed: int, to: int) -> None:
+    def add_rollback(self, completed: int, to: int) -> None:
         """Count the completed steps after `to` as repeated."""
         self._redone += completed - to
 

@@ -106,15 +106,15 @@ class Journal:
         return journal
 
     @classmethod
-    def of_run(cls, run: RunDirectory) -> Journal:
+    def read_run(cls, run: RunDirectory) -> Journal:
         """Read the journal of a run. Raises InputError if the run's logs record more rollbacks, and as `read`."""
         journal = cls.read(run.journal)
         for path, key in ((run.incidents, "rollback"), (run.forks, "fork")):
             if (recorded := max((row.get(key, 0) for row in read_json_lines(path)), default=0)) > journal.num_rollbacks:
-                journal.refuse(f"{path.name} records", recorded)
+                journal.raise_incomplete(f"{path.name} records", recorded)
         return journal
 
-    def refuse(self, who: str, recorded: int) -> NoReturn:
+    def raise_incomplete(self, who: str, recorded: int) -> NoReturn:
         """Raise InputError because `who` has `recorded` rollbacks and the journal has fewer."""
         known = f"{who} {counted(recorded, 'rollback')}, but this file only {self.num_rollbacks}"
         raise InputError(f"{self.path}: lines are missing: {known}; restore the file, or start over with --restart")
@@ -137,7 +137,7 @@ class Journal:
         """Return the number of rollbacks decided in the last `steps` steps before `step`."""
         return sum(step - steps < rollback.at for rollback in self.rollbacks)
 
-    def governing(self, step: int) -> Rollback | None:
+    def rollback_before(self, step: int) -> Rollback | None:
         """Return the rollback whose learning rate applies at update `step` (0-based); None if none does.
 
         It is the last rollback to that step or an earlier one, hardware faults excluded.

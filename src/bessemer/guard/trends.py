@@ -56,7 +56,7 @@ class Trends:
                 if by_block := _finite(row.get(name)):
                     self._measured[name].append(max(by_block.values()))
 
-    def measured(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
+    def add_statistics(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
         """Add statistics from inside the model, by name and block, and record a trend."""
         for name, (kind, minimum) in LIMITS.items():
             if not (by_block := _finite(statistics.get(name))):
@@ -68,7 +68,7 @@ class Trends:
                 self._record(step, kind, f"the largest {name.replace('_', ' ')} {grown}")
             before.append(value)
 
-    def stepped(self, step: int, seconds: float, data_wait: float) -> None:
+    def add_step(self, step: int, seconds: float, data_wait: float) -> None:
         """Add the duration of a step in seconds and the part of it spent waiting for data.
 
         After each full window, record an alarm if two windows in a row were slow or waited for data.

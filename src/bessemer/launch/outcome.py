@@ -80,7 +80,7 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
     """
     readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
     if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
-        return [_hang(one, readings) for one in culprits(readings)]
+        return [_hang(one, readings) for one in stalled_ranks(readings)]
     crashes = status_files.read_crashes(run)
     silent = [one for one in readings if one.rank not in {crash["rank"] for crash in crashes}]
     step = max((one.step for one in readings), default=0)
@@ -93,7 +93,7 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
     return [_loss(LOST, lost, f"was lost after step {step}", step) for lost in nodes.values()]
 
 
-def culprits(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
+def stalled_ranks(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
     """Return the processes that kept the others waiting.
 
     They are the processes whose beats ended long before the others', else those that were behind the others, or all.

@@ -26,7 +26,7 @@ TIMEOUT = timedelta(minutes=30)  # covers the start of the slowest process, and 
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must see a file that one has written
 
 
-def meet(
+def prepare_run(
     opened: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
 ) -> tuple[dist.Store, RunDirectory, Parallel]:
     """Return the launcher's store, the run, and the layout for the processes that were started.
@@ -74,7 +74,7 @@ def meet(
             "does not see the files of rank 0; set run.dir to a folder on a file system that all processes share"
         ))  # fmt: skip
         recipe = load_resolved(runs[0].recipe)
-        layout = fitted(recipe, world) if recipe.parallel.elastic else recipe.parallel
+        layout = fit_layout(recipe, world) if recipe.parallel.elastic else recipe.parallel
         if layout.world < recipe.parallel.world:
             action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
             step = (checkpoint_steps(runs[0].checkpoints) or [0])[-1]
@@ -93,7 +93,7 @@ def _require_all(fits: list[bool], where: str, problem: str) -> None:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
 
-def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel:
+def fit_layout(recipe: ResolvedRecipe, processes: int) -> Parallel:
     """Return the largest layout for at most `processes` processes that keeps a resolved recipe's batch.
 
     `replicate` shrinks first, and `shard` only if not even one replica fits. The axes that split the model (tensor, pipeline,

@@ -83,11 +83,11 @@ class Worker:
         try:
             self._train()
         except BessemerError as error:
-            code = self._failed(error)
+            code = self._report_error(error)
         except KeyboardInterrupt:  # raised outside of the loop: nothing has to be saved, and the others do not notice
-            code = self._failed(Stopped("stopped; run the same command again to continue"), early=True)
+            code = self._report_error(Stopped("stopped; run the same command again to continue"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices, which a restart may fix
-            code = self._crashed(error)
+            code = self._report_crash(error)
         write_waiting()
         sys.stdout.flush()
         os._exit(code)
@@ -100,12 +100,12 @@ class Worker:
         from bessemer.guard.heartbeat import Heartbeat
         from bessemer.launch import rendezvous
         from bessemer.train import device as devices
-        from bessemer.train.loop import train_here
+        from bessemer.train.loop import train_process
         from bessemer.train.recompute import blocks_recomputed
         from bessemer.train.run_spec import RunSpec
 
         with contextlib.ExitStack() as lock:
-            store, run, layout = rendezvous.meet(lambda: self._open(lock), self.prepare)
+            store, run, layout = rendezvous.prepare_run(lambda: self._open(lock), self.prepare)
             self.run = run
             threading.Thread(target=self._exit_when_reported, args=[run], name="outcome", daemon=True).start()
             if self.rank >= layout.world:  # a spare process waits until the others stop, or torchrun restarts all
@@ -125,7 +125,7 @@ class Worker:
                     if layout != spec.recipe.parallel:  # with fewer processes than planned, each holds more
                         blocks = blocks_recomputed(spec.recipe.train, layout, spec.config, device)
                         spec = spec.with_layout(layout, max(mesh.gather(blocks)))
-                    summary = train_here(
+                    summary = train_process(
                         spec, run, device, mesh, heartbeat, self.profile, self.observe, task_scorer(spec.recipe.evaluate),
                         started=time.perf_counter() - process_age(),
                     )  # fmt: skip
@@ -150,7 +150,7 @@ class Worker:
             self.run = run
         return recipe, run
 
-    def _failed(self, error: BessemerError, early: bool = False) -> int:
+    def _report_error(self, error: BessemerError, early: bool = False) -> int:
         """Report an error that a restart would not fix, and return the exit code."""
         speaks = self.rank == 0  # an error before the run is opened is raised on all processes
         if self.run is not None:
@@ -159,7 +159,7 @@ class Worker:
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
 
-    def _crashed(self, error: BaseException) -> int:
+    def _report_crash(self, error: BaseException) -> int:
         """Store an unexpected failure, or the consequence of another process's end, and return the exit code."""
         if self.run is not None:
             status_files.write_crash(self.run, self.rank, error)  # before torchrun ends this process

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -167,11 +167,11 @@ class AttentionScope:
     ) -> dict[AttentionSpec, AttentionScope]:
         """Return the scope of each spec for a batch (`of`). Specs that differ only in their scale share a mask."""
         unscaled = {spec: replace(spec, scale=None) for spec in specs}
-        scopes = {plain: cls.of(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
+        scopes = {plain: cls.build(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
         return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
 
     @classmethod
-    def of(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> AttentionScope:
+    def build(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> Self:
         """Return the scope of a batch with `length` tokens per row on `device`."""
         if device.type != "cuda" or not (documents is not None or spec.window or spec.soft_cap):
             return cls(spec, documents, None)

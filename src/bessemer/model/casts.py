@@ -27,7 +27,7 @@ _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None
 
 
 @contextmanager
-def casts_kept(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
+def keep_casts(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
     """Cast each weight to bf16 once inside this context, and let `additions` collect gradients of `parameters`.
 
     Weights must not change inside the context.
@@ -43,12 +43,12 @@ def casts_kept(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
 
 
 def are_kept() -> bool:
-    """Return True inside a `casts_kept` context."""
+    """Return True inside a `keep_casts` context."""
     return _kept is not None
 
 
 def cast_weight(weight: Tensor) -> Tensor:
-    """Return the weight in bf16, reusing the copy of a `casts_kept` context. Two threads may both make that copy."""
+    """Return the weight in bf16, reusing the copy of a `keep_casts` context. Two threads may both make that copy."""
     if _kept is None or type(weight) not in (Tensor, torch.nn.Parameter):
         return weight.to(torch.bfloat16)
     key = (weight.data_ptr(), weight.shape)

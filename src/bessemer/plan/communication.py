@@ -73,7 +73,7 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     A tied matrix counts twice if two stages hold it.
     """
     # The mean over ranks is exact here, because the bytes of all ranks are summed.
-    parts = [PartParameters.of(config, rank, layout.tensor, is_mean=True) for rank in pipeline_ranks(config, layout)]
+    parts = [PartParameters.count(config, rank, layout.tensor, is_mean=True) for rank in pipeline_ranks(config, layout)]
     return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
 
 

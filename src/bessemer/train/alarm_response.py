@@ -50,7 +50,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
     return _roll_back_or_stop(training, state, step, alarm, why)
 
 
-def note_interrupted(training: Training) -> None:
+def record_missing_rollbacks(training: Training) -> None:
     """Append to incidents.jsonl the rollbacks of the journal that it lacks.
 
     They are missing if the process was killed before it wrote them, or if the journal was copied from another run.
@@ -172,7 +172,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
     stream.roll_back(rollback.to, stream.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
-    training.clock.rolled_back(rollback.completed, rollback.to)
+    training.clock.add_rollback(rollback.completed, rollback.to)
     training.log.roll_back(rollback.number, rollback.to)
     if training.trainer.mesh.is_main:
         training.trends.rewind(read_steps(training.run.metrics))

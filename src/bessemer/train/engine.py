@@ -53,7 +53,7 @@ class MicroBatch(NamedTuple):
     dropout_B: Tensor | None = None
 
     @classmethod
-    def of(cls, part: Batch | HeldOut, dropout_B: Tensor | None = None) -> MicroBatch:
+    def from_batch(cls, part: Batch | HeldOut, dropout_B: Tensor | None = None) -> MicroBatch:
         """Return all sequences of a batch or of held-out text as one micro-batch."""
         starts_BT = None if part.starts is None else torch.from_numpy(part.starts)
         return cls(torch.from_numpy(part.inputs), torch.from_numpy(part.targets), starts_BT, dropout_B)
@@ -63,7 +63,7 @@ class MicroBatch(NamedTuple):
         columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
         return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
-    def copied_ahead(self, device: torch.device, copying: torch.cuda.Stream) -> MicroBatch:
+    def copy_ahead(self, device: torch.device, copying: torch.cuda.Stream) -> MicroBatch:
         """Copy to a GPU from pinned memory on the stream `copying`.
 
         The copy overlaps with work that the GPU still computes. Work queued from now on waits for the copy.
@@ -106,7 +106,7 @@ class DataParallel:
         is_bf16 = device.precision.autocast == torch.bfloat16
         keeps = self.mesh.is_single and device.torch_device.type == "cpu" and is_bf16
         parameters = list(self.model.parameters())
-        with casts.casts_kept(parameters) if keeps else nullcontext():
+        with casts.keep_casts(parameters) if keeps else nullcontext():
             results = accumulate(losses, parameters, divisor, factor, two_at_a_time=two, around=around)
         if not self.mesh.is_single:
             # This import loads DTensors, which takes half a second.

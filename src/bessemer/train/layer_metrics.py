@@ -107,7 +107,7 @@ def _reduced(name: str, terms: Tensor) -> Tensor:
     return terms.amax(0) if METRICS[name].is_max else terms.sum(0)
 
 
-class Watch:
+class LayerMonitor:
     """A context around each update that logs statistics of every `every`-th step as "inside"; 0 logs none."""
 
     def __init__(self, trainer: Trainer, log: MetricsLog, trends: Trends, every: int, sample: int = SAMPLE) -> None:
@@ -143,7 +143,7 @@ class Watch:
         statistics = terms.values(self.trainer.mesh)
         seconds += perf_counter() - started
         self.log.write("inside", number, **statistics, seconds=seconds)
-        self.trends.measured(number, statistics)
+        self.trends.add_statistics(number, statistics)
 
     def _sampled(self, parameter: Tensor) -> Tensor:
         """Return evenly spread elements of a local shard."""
@@ -163,7 +163,7 @@ def _add_blocks(terms: Terms, trainer: Trainer, batch: Batch) -> None:
             if block is not None:  # None is a block of another pipeline stage
                 stack.enter_context(_recording(block, str(number), terms))
         stack.enter_context(trainer.eager())
-        trainer.engine.score(MicroBatch.of(batch).split(1)[0])
+        trainer.engine.score(MicroBatch.from_batch(batch).split(1)[0])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.alarm_response import note_interrupted
+from bessemer.train.alarm_response import record_missing_rollbacks
 from bessemer.train.callback import Callback, Callbacks
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.mixture_audit import mixture_audit
@@ -67,7 +67,7 @@ class TrainSummary:
     recomputed: int
 
 
-def train_here(
+def train_process(
     spec: RunSpec, run: RunDirectory, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat, profile: bool = False,
     observe: Observer | None = None, score_tasks: TaskScorer | None = None, started: float | None = None,
     callbacks: Sequence[Callback] = (),
@@ -108,7 +108,7 @@ def train_here(
     training = set_up(spec, run, store, device, mesh, heartbeat, journal, checkpoint, started, observe, score_tasks)
     if step := training.start_state.step:
         say(f"  continuing from step {step} of {spec.steps}")
-    note_interrupted(training)
+    record_missing_rollbacks(training)
     return train(training, [*members, *callbacks])
 
 
@@ -152,12 +152,12 @@ def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
         for step in completed_steps(training, stop):
             state = step.state
             if step.rate is None:  # rolled back
-                training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
+                training.clock.add_step(state.step, rates.data_wait, rates.num_steps)
                 advance(stream.sizes.tokens_before(state.step) - stream.sizes.tokens_before(step.before))
                 continue
             training.gate_log.write(state.step, step.batch)
-            training.stragglers.stepped(log, state.step)
-            training.trends.stepped(state.step, rates.seconds, rates.data_wait)
+            training.stragglers.compare_if_due(log, state.step)
+            training.trends.add_step(state.step, rates.seconds, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(stream.sizes.tokens(state.step - 1), note, total)
             if not step.is_newest:
@@ -169,7 +169,7 @@ def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
                 with training.timing("saving"):
                     saver.save(state)
                 callbacks.call("checkpoint", state.step)
-            training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
+            training.clock.add_step(state.step, rates.data_wait, rates.num_steps)
             if stopped_by:
                 _stop(training, state, stopped_by, callbacks)
         training.heartbeat.mark("end", state.step)

@@ -38,15 +38,15 @@ def step_seconds(
         typical: Reduces the timed steps to one number.
         shows_peak: Run two rounds of micro-batches at the end, so that the memory peaks as in a whole step.
     """
-    trainer = _built_trainer(recipe, config, device, recomputed)
-    seconds = typical(_timed_steps(trainer, budget_seconds))
+    trainer = _build_trainer(recipe, config, device, recomputed)
+    seconds = typical(_time_steps(trainer, budget_seconds))
     rows, rounds = _rows_and_rounds(trainer)
     if shows_peak and rounds > 1:  # gradients of the first round are held during the second; more rounds need no more
-        trainer.forward_backward(trainer.task.made_up(np.random.default_rng(0), 2 * rows, config))
+        trainer.forward_backward(trainer.task.synthetic_batch(np.random.default_rng(0), 2 * rows, config))
     return seconds
 
 
-def measured_step(
+def measure_step(
     recipe: ResolvedRecipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int
 ) -> tuple[float, int | None]:
     """Return the seconds of a training step, and the bytes that it needs in addition to what this process holds.
@@ -62,7 +62,7 @@ def measured_step(
     return seconds, devices.peak_resident_bytes() - before if can_measure else None
 
 
-def _built_trainer(recipe: ResolvedRecipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:
+def _build_trainer(recipe: ResolvedRecipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:
     return Trainer(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
@@ -74,13 +74,13 @@ def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
     return rows, train.global_batch_tokens // length / rows
 
 
-def _timed_steps(trainer: Trainer, budget: float) -> list[float]:
+def _time_steps(trainer: Trainer, budget: float) -> list[float]:
     """Return the seconds of each timed step, after a warm-up.
 
     One micro-batch (or two, if they run together) and one update are timed and scaled to the whole step.
     """
     device, (rows, rounds) = trainer.device, _rows_and_rounds(trainer)
-    batch = trainer.task.made_up(np.random.default_rng(0), rows, trainer.model.config)
+    batch = trainer.task.synthetic_batch(np.random.default_rng(0), rows, trainer.model.config)
     started, timed = perf_counter(), list[float]()
     for turn in count():
         is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)

@@ -72,7 +72,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     Raises InputError for a step that the run has not taken, and BessemerError if tokens or journal are damaged.
     """
     TokenStore.open(run.tokens).verify()
-    journal, (incident, num_rollbacks) = Journal.of_run(run), _incident(run, step)
+    journal, (incident, num_rollbacks) = Journal.read_run(run), _incident(run, step)
     journal = journal if num_rollbacks is None else journal.after(num_rollbacks)
     recorded = _recorded(run, journal.num_rollbacks)
     if incident is not None and incident["step"] == step:

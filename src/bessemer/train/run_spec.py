@@ -108,7 +108,7 @@ class RunSpec:
         return plan.keys() >= {*PLANNED, "model_config"}
 
     @classmethod
-    def of(cls, recipe: ResolvedRecipe, plan: dict[str, Any], run: RunDirectory) -> Self:
+    def build(cls, recipe: ResolvedRecipe, plan: dict[str, Any], run: RunDirectory) -> Self:
         """Return the specification of a resolved recipe and its plan. Raises KeyError if the plan lacks a value."""
         planned = {key: plan[key] for key in PLANNED}
         return cls(recipe, ModelConfig.from_dict(plan["model_config"]), start=start_of(recipe, run), **planned)
@@ -117,7 +117,7 @@ class RunSpec:
     def read(cls, run: RunDirectory) -> Self:
         """Read the specification of a prepared run. Raises InputError if its plan is missing or damaged."""
         try:
-            return cls.of(load_resolved(run.recipe), read_json_or_none(run.plan) or {}, run)
+            return cls.build(load_resolved(run.recipe), read_json_or_none(run.plan) or {}, run)
         except KeyError as error:
             raise InputError(f"{run.plan}: {error} is missing; run `bessemer train {run.path}` again") from None
 

@@ -40,7 +40,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.train.batch_stream import BatchStream
 from bessemer.train.device import Device
-from bessemer.train.layer_metrics import Watch
+from bessemer.train.layer_metrics import LayerMonitor
 from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.mixture_audit import no_counts
 from bessemer.train.parallelize import initial_weights
@@ -144,7 +144,7 @@ class Training:
     reference: GuardReference
     replicas: Replicas
     rates: Rates
-    watch: Watch
+    watch: LayerMonitor
     stragglers: Stragglers
     gate_log: DegenerateTextLog
 
@@ -214,7 +214,7 @@ def set_up(
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         replicas=Replicas(state.step),
         rates=Rates(flops, flops + recomputed_flops, peak, device),
-        watch=Watch(trainer, log, trends, recipe.train.watch_every),
+        watch=LayerMonitor(trainer, log, trends, recipe.train.watch_every),
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
         gate_log=DegenerateTextLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data),
     )  # fmt: skip
@@ -222,7 +222,7 @@ def set_up(
 
 def run_journal(run: RunDirectory, mesh: ProcessMesh) -> Journal:
     """Return the journal of a run, which rank 0 reads and writes. All ranks must call it."""
-    journal = on_rank_zero(mesh, lambda: Journal.of_run(run))
+    journal = on_rank_zero(mesh, lambda: Journal.read_run(run))
     if not mesh.is_main:
         return replace(journal, path=None)
     journal.drop_torn_line()
@@ -262,7 +262,7 @@ def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
     """Return the number of rollbacks before a checkpoint. Raises InputError if the journal has fewer."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
-        journal.refuse(f"the checkpoint of step {checkpoint.step} has", num_rollbacks)
+        journal.raise_incomplete(f"the checkpoint of step {checkpoint.step} has", num_rollbacks)
     return num_rollbacks
 
 

@@ -127,7 +127,7 @@ class Saver:
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
-        self._mirror = Mirror.of(recipe, run) if trainer.mesh.is_main else None
+        self._mirror = Mirror.from_recipe(recipe, run) if trainer.mesh.is_main else None
         self._follow()  # copies checkpoints that a killed run had not copied
 
     def is_due(self, step: int) -> bool:
@@ -226,7 +226,7 @@ class Saver:
             self._async.__exit__(*error)
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
         if ends_well and self._mirror is not None and not self._mirror.finish():
-            self._report_mirror(f"{self._mirror.place}: copying to the mirror did not finish in time")
+            self._report_mirror(f"{self._mirror.folder}: copying to the mirror did not finish in time")
 
 
 @dataclass(frozen=True)

@@ -146,5 +146,5 @@ def _guard_before(training: Training, state: TrainState, number: int) -> GuardSt
 
 
 def _rewarm_factor(journal: Journal, step: int) -> float:
-    last = journal.governing(step)
+    last = journal.rollback_before(step)
     return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, REWARM_FROM)

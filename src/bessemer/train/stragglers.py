@@ -40,7 +40,7 @@ class Stragglers:
         self._every = every if device.is_cuda and not mesh.is_single else 0
         self._slow_in_a_row = Counter[int]()  # by rank
 
-    def stepped(self, log: MetricsLog, step: int) -> None:
+    def compare_if_due(self, log: MetricsLog, step: int) -> None:
         """Compare the devices if that is due after `step` steps. All ranks must call it."""
         if not self._every or step % self._every:
             return

@@ -77,7 +77,7 @@ class ObjectiveTask:
         parts = held_out_samples(recipe, store, max_tokens)
         if not recipe.predicts_hidden:
             return parts
-        examples = Examples.of(Masked(**dict(self.train.masking)), recipe, store)
+        examples = Examples.load(Masked(**dict(self.train.masking)), recipe, store)
         return [examples.held_out(part, store.token_bytes) for part in parts]
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
@@ -101,7 +101,7 @@ class ObjectiveTask:
         """Return the nats of each target without the z-loss, and the likeliest prediction if it is scored; both (B, S)."""
         return self._losses(model, hidden_BTD, batch, scored=True)[1:]
 
-    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+    def synthetic_batch(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         """Return a batch of random tokens with a typical number of targets, for timing a step."""
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -220,7 +220,7 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 def example_transforms(recipe: Recipe, store: TokenStore) -> tuple[Callable[[Batch], Batch], ...]:
     """Return the functions by which a recipe's objective changes a batch, such as hiding tokens from an encoder."""
     objective = objective_of(recipe.train)
-    return (Examples.of(objective, recipe, store).batch,) if changes(objective, "example") else ()
+    return (Examples.load(objective, recipe, store).batch,) if changes(objective, "example") else ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Examples:
     is_text: Bools
 
     @classmethod
-    def of(cls, objective: Objective, recipe: Recipe, store: TokenStore) -> Self:
+    def load(cls, objective: Objective, recipe: Recipe, store: TokenStore) -> Self:
         """Read the tokenizer of a run. Raises InputError if an encoder's tokenizer has no mask token."""
         if store.mask_token is None and objective.model == "encoder":
             raise InputError(f"{store.folder}: no mask token; write the tokens again with train.objective = masked")

@@ -221,9 +221,9 @@ class Trainer:
         dropout_B = None
         if self.settings.dropout.is_on:
             dropout_B = sequence_keys(self.dropout_key, torch.from_numpy(batch.samples))
-        whole = MicroBatch.of(batch, dropout_B)
+        whole = MicroBatch.from_batch(batch, dropout_B)
         if self._copying is not None:
-            whole = whole.copied_ahead(self.device.torch_device, self._copying)
+            whole = whole.copy_ahead(self.device.torch_device, self._copying)
         return whole.split(self.settings.micro_batch)
 
     def _zero_gradients(self) -> None:
@@ -260,7 +260,7 @@ class Trainer:
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if the recipe has one."""
-        return contextlib.nullcontext() if self.average is None else self.average.swapped_in()
+        return contextlib.nullcontext() if self.average is None else self.average.swap_in()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which matmuls run in the recipe's precision."""

@@ -81,7 +81,7 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
             if not len(targets):  # no sequences are left for this rank, but it must take part in the collectives
                 rows, targets = slice(0, 1), np.full_like(part.targets[:1], -1)
             starts = None if part.starts is None else part.starts[rows]
-            micro_batch = MicroBatch.of(replace(part, inputs=part.inputs[rows], targets=targets, starts=starts))
+            micro_batch = MicroBatch.from_batch(replace(part, inputs=part.inputs[rows], targets=targets, starts=starts))
             nats_BS, predicted_BS = trainer.engine.score(micro_batch)
             nats[number] += float(nats_BS.double().sum())
             if predicted_BS is not None:

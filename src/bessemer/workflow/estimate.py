@@ -222,11 +222,11 @@ class Planner:
             Seconds per step, and on a CPU with one process the bytes that it takes. None for the first if the model is too
                 slow or too large to time.
         """
-        from bessemer.train.measure import measured_step
+        from bessemer.train.measure import measure_step
 
         if not self._can_time(recipe):
             return None, None
-        timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
+        timing, step_bytes = measure_step(recipe, self.config, self.device, seconds, self.recomputed)
         return timing, step_bytes if recipe.parallel.world == 1 else None
 
     def _can_time(self, recipe: ResolvedRecipe) -> bool:

@@ -52,7 +52,7 @@ def extension_start(
         InputError: The run cannot be extended.
     """
     there = set(done)
-    if stored.train.schedule.decay_start(0) is not None and (mirror := Mirror.of(stored, run)) is not None:
+    if stored.train.schedule.decay_start(0) is not None and (mirror := Mirror.from_recipe(stored, run)) is not None:
         there |= set(mirror.steps())  # only the newest was fetched when local checkpoints were lost
     by_age = sorted((step for step in there if step <= last), reverse=True)
 
@@ -63,7 +63,7 @@ def extension_start(
         raise InputError(f"train.steps: {run.checkpoints}: no undamaged checkpoint up to step {last:,}; {new_run(run)}")
     store.verify()
     require_same_tokens(checkpoint, store)
-    require_journal(Journal.of_run(run), checkpoint)
+    require_journal(Journal.read_run(run), checkpoint)
     _require_same_order([stored, requested], run, store, checkpoint.step)
     return checkpoint.step
 
@@ -73,7 +73,7 @@ def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store:
 
     `recipes` are the stored and the requested one.
     """
-    samples = recipes[0].batches.without(Journal.of_run(run).omitted).after(start)
+    samples = recipes[0].batches.without(Journal.read_run(run).omitted).after(start)
     phases = (open_loader(recipe, store).mixture.phases for recipe in recipes)
     before, after = ([phase for phase in planned if phase.first < samples] for planned in phases)
     if before != after:

@@ -66,4 +66,4 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
     write_atomic(run.recipe, dump(resolved, derive.reasons(session.recipe, run)))
     plan |= {"tokens_digest": store.digest, **packing_and_epochs(resolved, run.tokens)}
     write_json(run.plan, plan)
-    return RunSpec.of(resolved, plan, run)
+    return RunSpec.build(resolved, plan, run)

@@ -189,7 +189,7 @@ def train(
     from bessemer.report import data, planned
     from bessemer.tokens import degenerate_text
     from bessemer.train import device as devices
-    from bessemer.train.loop import TrainSummary, train_here
+    from bessemer.train.loop import TrainSummary, train_process
 
     recipe, run, steps = spec.recipe, session.run, spec.steps
     done = checkpoint_steps(run.checkpoints)
@@ -209,7 +209,7 @@ def train(
                 stacks, scorer = run.path / "stacks.txt", task_scorer(recipe.evaluate)
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
                     parts = spec, run, device, SINGLE_PROCESS, heartbeat, profile
-                    made = train_here(*parts, score_tasks=scorer, callbacks=callbacks)
+                    made = train_process(*parts, score_tasks=scorer, callbacks=callbacks)
         if recipe.tokens.gate:
             say(f"  the gate (tokens.gate): {degenerate_text.describe(run.path) or 'nothing to mask'}")
         if made.resumed_at == made.step:

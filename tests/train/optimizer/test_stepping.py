@@ -150,7 +150,7 @@ def test_a_moment_is_stored_as_its_nearest_values(signed: bool) -> None:
     low.write(state, "m", signed, part, moment[part], torch.tensor(0.0))
     assert state["m"].dtype == torch.uint8 and state["m_scale"].dtype == torch.float32
     assert len(state["m_scale"]) == 16 and not state["m"][:256].any()
-    back = low.quantized(state, "m", signed, part).dequantize().double().numpy()
+    back = low.quantize(state, "m", signed, part).dequantize().double().numpy()
     expected = through_8_bits(moment[part].double().numpy(), signed)
     differs = np.abs(back - expected) > 1e-6 * np.abs(expected)
     assert differs.mean() <= 0.002  # values halfway between two in fp32

@@ -118,7 +118,7 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
     wanted = _theirs(folder, theirs, sample_BT, new_head)
     for key in read & set(unread_keys(folder)):
-        raise read_settings(folder).wrong(key, f"is read by {type(theirs).__name__}, but not supported; {LEFT_OVER}")
+        raise read_settings(folder).error(key, f"is read by {type(theirs).__name__}, but not supported; {LEFT_OVER}")
     what = f"the {'hidden states' if new_head else 'logits'} and those of transformers' {type(theirs).__name__}"
     remedy = "; nothing was written. Please report this config.json"
     return require_close(computed, wanted, f"{folder}: {what}", remedy)
@@ -189,7 +189,7 @@ def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
         name = settings.raw(key)
         known = isinstance(name, str) and isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
         if name is not None and not known:
-            raise settings.wrong(key, "is not a dtype; use float32, bfloat16 or float16")
+            raise settings.error(key, "is not a dtype; use float32, bfloat16 or float16")
     warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
     template = chat_template(folder)
     try:
@@ -230,7 +230,7 @@ def _classes(settings: ForeignConfig, labels: int) -> list[str]:
     named, numbers = settings.table("id2label"), settings.table("label2id")
     names = {number: named.raw(number) for number in named}
     if names and sorted(names) != sorted(map(str, range(labels))):
-        raise settings.wrong("id2label", f"must name each class from 0 to {labels - 1} once")
+        raise settings.error("id2label", f"must name each class from 0 to {labels - 1} once")
     different = [name for name in numbers if names and names.get(str(numbers.raw(name))) != name]
     if different:
         return [f"{settings.path}: label2id and id2label differ for {different[0]!r}; using id2label"]

@@ -169,7 +169,7 @@ def read_settings(folder: Path) -> ForeignConfig:
     return ForeignConfig(path, read_table(path))
 
 
-def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
+def export_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
     """Return the dropout rates of a training under its family's keys of config.json.
 
     A rate without a key is left out, since only training uses it.
@@ -227,11 +227,11 @@ def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
     """
     for key in settings:
         if key in READ_ANYWHERE - family.known and settings.raw(key) is not None:
-            raise settings.wrong(key, f"is read by transformers, but not supported for {family.name}; {LEFT_OVER}")
+            raise settings.error(key, f"is read by transformers, but not supported for {family.name}; {LEFT_OVER}")
     for key, wanted in (FIXED | family.fixed).items():
         value = settings.raw(key)
         if key not in family.reads and value != wanted and (value or (wanted and value is not None)):
-            raise settings.wrong(key, f"is not supported; use {wanted!r}")
+            raise settings.error(key, f"is not supported; use {wanted!r}")
 
 
 def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
@@ -250,7 +250,7 @@ def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
         else:
             values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
     if values["layers"] > MAX_LAYERS:  # limits the length of lists with an entry per layer
-        raise settings.wrong(family.keys["layers"], f"exceeds the limit of {MAX_LAYERS} layers")
+        raise settings.error(family.keys["layers"], f"exceeds the limit of {MAX_LAYERS} layers")
     return values
 
 
@@ -259,9 +259,9 @@ def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Va
     heads, width = values["heads"], values["width"]
     kv_heads = values.get("kv_heads", heads)
     if width % heads and "head_dim" not in values:
-        raise settings.wrong(family.keys["heads"], f"does not divide {family.keys['width']} = {width}")
+        raise settings.error(family.keys["heads"], f"does not divide {family.keys['width']} = {width}")
     if heads % kv_heads:
-        raise settings.wrong(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
+        raise settings.error(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
     head_dim = values.get("head_dim", width // heads)
     if values.get("positions", "rotary") == "rotary" and head_dim % 2:
         raise InputError(f"{settings.path}: head_dim is {head_dim}; rotary positions need an even number")
@@ -272,5 +272,5 @@ def _labels(settings: ForeignConfig) -> int:
     """Return the number of classes: that of the names, else num_labels, else 2 as in transformers."""
     number = settings.integer("num_labels", 2)
     if number > MAX_LABELS:
-        raise settings.wrong("num_labels", f"exceeds the limit of {MAX_LABELS}")
+        raise settings.error("num_labels", f"exceeds the limit of {MAX_LABELS}")
     return len(list(settings.table("id2label"))) or number

@@ -104,7 +104,7 @@ class ModelFamily(ExtensionBase):
         super().__pydantic_init_subclass__(**kwargs)
         own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
         if cls.like not in ("", *FAMILIES):
-            raise cls.wrong("like", f"{cls.like!r} is not a built-in family{_near(cls.like, FAMILIES)}")
+            raise cls.error("like", f"{cls.like!r} is not a built-in family{_near(cls.like, FAMILIES)}")
         base = type(FAMILIES[cls.like]) if "like" in own else cls.__mro__[1]
         facts: Values = {fact: getattr(base, fact) for fact in ModelFamily.__annotations__}
         facts |= {"title": cls.__name__, "classifier": "", "harmless": (), "examples": {}}
@@ -118,7 +118,7 @@ class ModelFamily(ExtensionBase):
         except ValidationError as error:
             first = error.errors()[0]
             where, *inside = map(str, first["loc"])
-            raise cls.wrong(where, ": ".join([*inside, first["msg"]])) from None
+            raise cls.error(where, ": ".join([*inside, first["msg"]])) from None
         named = re.sub(r"(For[A-Z]\w*|LMHeadModel)$", "ForSequenceClassification", facts["architecture"])
         for fact, value in facts.items():
             setattr(cls, fact, value or named if fact == "classifier" else value)
@@ -136,32 +136,32 @@ class ModelFamily(ExtensionBase):
         for fact, names in known.items():
             for name in own.get(fact, ()):
                 if name not in names:
-                    raise cls.wrong(fact, f"{name!r} is unknown{_near(name, names)}")
+                    raise cls.error(fact, f"{name!r} is unknown{_near(name, names)}")
         for option, value in cls.options.items():
             try:
                 TypeAdapter(OPTIONS[option]).validate_python(value, strict=True)
             except ValidationError as error:
-                raise cls.wrong("options", f"{option} = {value!r}: {error.errors()[0]['msg']}") from None
+                raise cls.error("options", f"{option} = {value!r}: {error.errors()[0]['msg']}") from None
         for fact in ("model_type", "architecture"):
             if (name := getattr(cls, fact)) in ("", *(getattr(family, fact) for family in FAMILIES.values())):
-                raise cls.wrong(fact, f"{name!r} is empty or belongs to a built-in family; choose another name")
+                raise cls.error(fact, f"{name!r} is empty or belongs to a built-in family; choose another name")
         if cls.model_fields:
             field = next(iter(cls.model_fields))
-            raise cls.wrong(field, f"unknown attribute of a family{_near(field, ModelFamily.__annotations__)}")
+            raise cls.error(field, f"unknown attribute of a family{_near(field, ModelFamily.__annotations__)}")
 
     @classmethod
-    def wrong(cls, fact: str, what: str) -> InputError:
+    def error(cls, fact: str, what: str) -> InputError:
         """Return the error about a fact of a class, for the caller to raise."""
-        return InputError(f"{cls.place(fact)}: {what}")
+        return InputError(f"{cls.location(fact)}: {what}")
 
     @classmethod
-    def place(cls, fact: str) -> str:
+    def location(cls, fact: str) -> str:
         """Return the file, the class and the fact, for errors."""
         return f"{getattr(sys.modules.get(cls.__module__), '__file__', cls.__module__)}: {cls.__name__}.{fact}"
 
     def about(self, fact: str) -> str:
         """Return the place of a fact of a user's class, as the end of an error message; empty for a built-in family."""
-        return "" if is_own(type(self)) else f" ({self.place(fact)})"
+        return "" if is_own(type(self)) else f" ({self.location(fact)})"
 
     def about_tensor(self, name: str) -> str:
         """Return where the name of a `transformers` tensor is defined in the family, as `about` does for a setting."""
@@ -219,7 +219,7 @@ def family_of_type(model_type: str) -> ModelFamily:
         raise InputError("it may not name a file")
     family = BY_TYPE.get(model_type) or family_named(model_type)
     if family.model_type != model_type:
-        raise family.wrong("model_type", f"{family.model_type!r} differs from its entry point, {model_type!r}")
+        raise family.error("model_type", f"{family.model_type!r} differs from its entry point, {model_type!r}")
     return family
 
 

@@ -40,12 +40,12 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
     key = "rope_type" if table.raw("rope_type") is not None else "type"
     kind = table.text(key, "default")
     if kind not in _SCALING_KINDS:
-        raise table.wrong(key, f"is not supported; use one of {', '.join(_SCALING_KINDS)}")
+        raise table.error(key, f"is not supported; use one of {', '.join(_SCALING_KINDS)}")
     required, optional = _SCALING_KINDS[kind]
     names = {ours: _SCALING_KEYS.get(ours, ours) for ours in required + optional}
     for name in table:
         if name not in {"rope_type", "type", "rope_theta", *ignored, *names.values()} and table.raw(name) is not None:
-            raise table.wrong(name, f"is not supported with {key} = {kind!r}")
+            raise table.error(name, f"is not supported with {key} = {kind!r}")
     if kind == "default":
         return None
     values: Values = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
@@ -88,7 +88,7 @@ def same_rope(base: float = ROPE_BASE) -> ConfigRule:
         table, older = settings.table("rope_parameters"), settings.table("rope_scaling")
         positions = values["max_positions"]
         if list(table) and list(older) and read_scaling(table, positions) != read_scaling(older, positions):
-            raise settings.wrong("rope_scaling", "differs from rope_parameters; remove one of them")
+            raise settings.error("rope_scaling", "differs from rope_parameters; remove one of them")
         table = table if list(table) else older
         source = table if table.raw("rope_theta") is not None else settings
         scaling = read_scaling(table, positions)
@@ -123,10 +123,10 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
             options[f"{prefix}rope_scaling"] = read_scaling(table, positions)
         for key in tables:
             if key not in (GLOBAL, WINDOWED):
-                raise tables.wrong(key, f"is not supported; use a table for {GLOBAL} and one for {WINDOWED}")
+                raise tables.error(key, f"is not supported; use a table for {GLOBAL} and one for {WINDOWED}")
         if has_rope_scaling and list(scaling := settings.table("rope_scaling")):
             if options["rope_scaling"] is not None:
-                raise settings.wrong("rope_scaling", "is set together with rope_parameters; remove one of them")
+                raise settings.error("rope_scaling", "is set together with rope_parameters; remove one of them")
             options["rope_scaling"] = read_scaling(scaling, positions)
         return options
 
@@ -163,7 +163,7 @@ def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     given["rope_type"] = renamed.get(kind, kind) if isinstance(kind, str) else kind
     if given["rope_type"] not in ("default", "longrope"):
         key = "rope_type" if "rope_type" in table else "type"
-        raise table.wrong(key, "is not supported for phi3; use longrope")
+        raise table.error(key, "is not supported for phi3; use longrope")
     if given["rope_type"] == "longrope":
         given[_LENGTH] = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
     scaling_table = ForeignConfig(settings.path, given, "rope_scaling.")

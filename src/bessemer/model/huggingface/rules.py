@@ -56,7 +56,7 @@ class ForeignConfig:
         """Return True if the table has the key with the value null."""
         return key in self._values and self._values[key] is None
 
-    def wrong(self, key: str, reason: str) -> InputError:
+    def error(self, key: str, reason: str) -> InputError:
         """Return the error about a key's value, for the caller to raise."""
         return InputError(f"{self.path}: {self._inside}{key} = {_short(self.raw(key))} {reason}")
 
@@ -105,7 +105,7 @@ class ForeignConfig:
         if value is None:
             raise InputError(f"{self.path}: {self._inside}{key} is missing")
         if not fits(value):
-            raise self.wrong(key, what)
+            raise self.error(key, what)
         return value
 
 
@@ -158,7 +158,7 @@ def read_activation(settings: ForeignConfig, key: str, default: str = "") -> Act
     """Return our name of an activation. Raises InputError for one that is not supported."""
     name = settings.text(key, default)
     if name not in ACTIVATIONS:
-        raise settings.wrong(key, f"is not supported; use one of {', '.join(ACTIVATIONS)}")
+        raise settings.error(key, f"is not supported; use one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -227,9 +227,9 @@ def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int
     types = settings.texts("layer_types")
     unknown = [kind for kind in types if kind not in (WINDOWED, GLOBAL)]
     if unknown:
-        raise settings.wrong("layer_types", f"has {unknown[0]!r}; use only {GLOBAL} and {WINDOWED}")
+        raise settings.error("layer_types", f"has {unknown[0]!r}; use only {GLOBAL} and {WINDOWED}")
     if len(types) != layers:
-        raise settings.wrong("layer_types", f"has {len(types)} entries for {counted(layers, 'layer')}")
+        raise settings.error("layer_types", f"has {len(types)} entries for {counted(layers, 'layer')}")
     return types
 
 
@@ -262,7 +262,7 @@ def _windows(
     if WINDOWED not in types:
         return {"window": 0}
     if not width:
-        raise settings.wrong("layer_types", f"has {WINDOWED} layers, but {keys} no window size")
+        raise settings.error("layer_types", f"has {WINDOWED} layers, but {keys} no window size")
     return {"window": width, **_pattern(types)}
 
 
@@ -322,7 +322,7 @@ def _read_unrotated(settings: ForeignConfig, values: Values) -> Values:
     rotated, every = settings.integers("no_rope_layers"), settings.integer("no_rope_layer_interval", 4)
     rotated = rotated or [int((layer + 1) % every != 0) for layer in range(layers)]
     if len(rotated) < layers:
-        raise settings.wrong("no_rope_layers", f"has {len(rotated)} entries for {counted(layers, 'layer')}")
+        raise settings.error("no_rope_layers", f"has {len(rotated)} entries for {counted(layers, 'layer')}")
     without = tuple(layer for layer in range(layers) if not rotated[layer])
     regular = without and without == tuple(range(without[0], layers, without[0] + 1))
     return {"unrotated_every": without[0] + 1 if regular else 0, "unrotated_layers": () if regular else without}
@@ -366,7 +366,7 @@ def _read_padded_positions(settings: ForeignConfig, values: Values) -> Values:
     padding = settings.integer("pad_token_id", 1, min_value=0)
     positions = values["max_positions"] - padding - 1
     if positions < 1:
-        raise settings.wrong("max_position_embeddings", f"leaves no position after pad_token_id = {padding}")
+        raise settings.error("max_position_embeddings", f"leaves no position after pad_token_id = {padding}")
     return {"position_padding": padding, "max_positions": positions}
 
 
@@ -388,7 +388,7 @@ EXACT_GELU_HEAD = ConfigRule(  # the layer before the output uses GELU even if t
 
 def _read_head_activation(settings: ForeignConfig, values: Values) -> Values:
     if read_activation(settings, "classifier_activation", "gelu") != values["activation"]:
-        raise settings.wrong("classifier_activation", "is not supported; use the value of hidden_activation")
+        raise settings.error("classifier_activation", "is not supported; use the value of hidden_activation")
     return {}
 
 

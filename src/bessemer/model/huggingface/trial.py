@@ -20,13 +20,13 @@ def require_same_keys(family: ModelFamily) -> None:
     """Raise InputError that names the fact if a class of `transformers` has other keys or defaults in config.json."""
     architecture = getattr(quiet_transformers(), family.architecture, None)
     if architecture is None:
-        raise family.wrong("architecture", f"transformers has no class {family.architecture}")
+        raise family.error("architecture", f"transformers has no class {family.architecture}")
     kind = architecture.config_class
     if kind.model_type != family.model_type:
-        raise family.wrong("model_type", f"{family.model_type!r}, but {kind.__name__} has {kind.model_type!r}")
+        raise family.error("model_type", f"{family.model_type!r}, but {kind.__name__} has {kind.model_type!r}")
     theirs = kind().to_dict()
     if unknown := sorted(theirs.keys() - family.known):
-        raise family.wrong(
+        raise family.error(
             "keys", f"{kind.__name__} has {unknown[0]!r}; list it in a rule, or in fixed, dropout or harmless"
         )
     standard = {field.name: field.default for field in fields(ModelConfig)} | family.options | family.defaults
@@ -34,11 +34,11 @@ def require_same_keys(family: ModelFamily) -> None:
     written = {"keys": family.keys.values(), "fixed": family.fixed, "dropout": family.dropout}
     for fact, key in ((fact, key) for fact, keys in written.items() for key in keys):
         if key not in {*theirs, *kind.attribute_map, *READ_ANYWHERE}:
-            raise family.wrong(fact, f"{kind.__name__} has no key {key!r}")
+            raise family.error(fact, f"{kind.__name__} has no key {key!r}")
     for option, key in family.keys.items():
         value = ACTIVATIONS.get(theirs[key]) if option == "activation" else theirs.get(key)
         if option not in required and value != standard[option]:
-            raise family.wrong("defaults", f"{option} is {value!r} in {kind.__name__}, here {standard[option]!r}")
+            raise family.error("defaults", f"{option} is {value!r} in {kind.__name__}, here {standard[option]!r}")
 
 
 def small_model(config: ModelConfig) -> Transformer:

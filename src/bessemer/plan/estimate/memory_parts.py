@@ -187,8 +187,8 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     """Return the bytes of model state on a pipeline rank at the peak of a step."""
     framework, layout = job.framework, job.layout
     blocks = by_kind(job.model, rank.blocks, rank.has_embedding)
-    kinds = [(PartParameters.of(kind, rank, layout.tensor), count) for kind, count in blocks]
-    own = kinds[-1][0] if kinds else PartParameters.of(job.model, rank, layout.tensor)
+    kinds = [(PartParameters.count(kind, rank, layout.tensor), count) for kind, count in blocks]
+    own = kinds[-1][0] if kinds else PartParameters.count(job.model, rank, layout.tensor)
     n = job.layout.state_shards
     width = ELEMENT_BYTES[job.precision]
     placed = experts.held(job.model, rank.blocks, rank.has_embedding, layout.expert)

@@ -173,7 +173,7 @@ class WeightAverage:
             put_unless(skip, average, average.lerp(weights[name].float(), 1.0 - decay))
 
     @contextmanager
-    def swapped_in(self) -> Iterator[None]:
+    def swap_in(self) -> Iterator[None]:
         """Give the model the averaged weights within the block, and restore the trained ones unchanged."""
         self._swap()
         try:

@@ -53,7 +53,7 @@ def zero_moment(parameter: Tensor, name: str, format: Format) -> State:
     return {name: torch.zeros(shape, dtype=torch.promote_types(parameter.dtype, torch.float32), device=device)}
 
 
-def quantized(state: State, name: str, signed: bool, part: slice) -> Any:
+def quantize(state: State, name: str, signed: bool, part: slice) -> Any:
     """Return elements `part` (whole blocks) of an 8-bit moment as torchao's tensor, which shares their memory."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
@@ -66,7 +66,7 @@ def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, 
 
     If `skip` is 1, codes and scales keep their bits, since encoding a decoded moment may change them.
     """
-    stored = quantized(state, name, signed, part)
+    stored = quantize(state, name, signed, part)
     codes_N, scale_B = stored.codes.clone(), stored.scale.clone()
     stored.copy_(moment_N)
     if not signed:  # code 0 is zero, which a positive moment must not become
@@ -80,13 +80,13 @@ def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
     torch.where(skip.to(target.device).bool(), target, value, out=target)
 
 
-def decoded_slices(parameter: UpdatedParameter, rule: UpdateRule, skip: Tensor) -> Iterator[UpdatedParameter]:
+def decode_slices(parameter: UpdatedParameter, rule: UpdateRule, skip: Tensor) -> Iterator[UpdatedParameter]:
     """Yield slices of a local parameter with fp32 moments, and store each slice's moments after the caller updated them."""
     state, signs = parameter.state, {name: name not in rule.nonnegative for name in rule.moments}
     weight_N, gradient_N, numel = parameter.weight.view(-1), parameter.gradient.reshape(-1), parameter.weight.numel()
     for start in range(0, numel, SLICE):
         part = slice(start, min(start + SLICE, numel))
-        moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in signs.items()}
+        moments = {name: quantize(state, name, signed, part).dequantize() for name, signed in signs.items()}
         others = {name: state[name].clone() for name in rule.others}
         yield UpdatedParameter(parameter.name, weight_N[part], gradient_N[part], moments | others)
         for name, signed in signs.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
 from bessemer.model.sublayers import JOINT
-from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decoded_slices, format_of, put_unless
+from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decode_slices, format_of, put_unless
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -78,7 +78,7 @@ def _direction(parameter: UpdatedParameter, group: dict[str, Any]) -> Tensor:
     if format_of(parameter.weight, group["state"]) == "fp32":
         return nesterov(parameter.state["momentum"], parameter.gradient, group)
     direction = torch.empty_like(parameter.gradient)
-    parts = decoded_slices(parameter._replace(weight=local(parameter.weight)), group["rule"], group["skip"])
+    parts = decode_slices(parameter._replace(weight=local(parameter.weight)), group["rule"], group["skip"])
     for part, target in zip(parts, torch.split(direction.view(-1), SLICE), strict=True):
         target.copy_(nesterov(part.state["momentum"], part.gradient, group))
     return direction

@@ -15,7 +15,7 @@ from bessemer.common.extensions import failure
 from bessemer.distributed.sharded_tensors import as_shard_of, gather, is_dtensor, local, put
 from bessemer.model.transformer import Transformer
 from bessemer.recipe.resolved import ResolvedOptimizer
-from bessemer.train.optimizer.moments import UpdatedParameter, decoded_slices, format_of, put_unless
+from bessemer.train.optimizer.moments import UpdatedParameter, decode_slices, format_of, put_unless
 from bessemer.train.update_rule import AdamW, Lion, ParameterUpdate, UpdateRule
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def lion(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
         moment.lerp_(gradient, 1.0 - decay_beta)
 
 
-def directed(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
+def update_by_direction(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Decay weights and move them by the directions of the group's rule, in place.
 
     The rule gets copies of its state, so that a skipped update leaves the state unchanged. Raises BessemerError if the rule
@@ -151,7 +151,7 @@ def _require_like(what: str, value: object, expected: Tensor) -> None:
 def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Update the shards of a group by its rule, except Muon: fp32 moments together, 8-bit moments tensor by tensor."""
     rule: UpdateRule = group["rule"]
-    update = KERNELS.get(type(rule), directed)
+    update = KERNELS.get(type(rule), update_by_direction)
     if rule.needs_whole:
         for parameter in parameters:
             if is_dtensor(parameter.weight):
@@ -165,7 +165,7 @@ def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> N
         (plain if is_plain else coded).append(parameter._replace(weight=local(parameter.weight)))
     update(plain, group)
     for parameter in coded:
-        for part in decoded_slices(parameter, rule, group["skip"]):
+        for part in decode_slices(parameter, rule, group["skip"]):
             update([part], group)
 
 
