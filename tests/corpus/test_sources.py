@@ -94,9 +94,7 @@ def test_extreme_documents_reject_only_themselves(name: str, data: Path) -> None
 
 def test_an_empty_source_is_named(data: Path, build) -> None:
     (data / "a.warc.gz").write_bytes(gzip.compress(INFO))
-    with pytest.raises(
-        InputError, match=r"corpus.sources.warc: none of its documents is left.*: 1 warcinfo passed over"
-    ):
+    with pytest.raises(InputError, match=r"corpus.sources.warc: .*: 1 warcinfo passed over"):
         build(recipe(source(data, "warc")))
 
 

@@ -306,7 +306,7 @@ class CollectFacts(StepTask):
 
 def _check_facts(num_rows: int, facts: Any) -> pa.Table:
     if not isinstance(facts, pa.Table) or len(facts) != num_rows:
-        raise ValueError(f"it returned no pyarrow.Table of {num_rows} rows, one for each document")
+        raise ValueError(f"it must return a pyarrow.Table of {num_rows} rows, one for each document")
     return facts
 
 
@@ -332,9 +332,9 @@ def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
     for one in found:
         places = list(chain(*one.spans))
         if not 0 <= one.row < num_rows or places != sorted(places) or min(places, default=0) < 0:
-            raise ValueError(f"{one} is no verdict on {num_rows} documents with ascending spans")
+            raise ValueError(f"{one}: a verdict needs a row below {num_rows} and ascending spans")
     if len(set(rows)) < len(rows):
-        raise ValueError("two verdicts on one document")
+        raise ValueError("it returned two verdicts on one document")
     columns = {name: [getattr(one, name) for one in found] for name in ("reason", "detail", "score")}
     return make_verdicts(rows, spans=[list(one.spans) or None for one in found], **columns)
 
@@ -347,7 +347,7 @@ def list_steps(corpus: Corpus) -> list[GlobalStep]:
     steps[-1:-1] = [make("global_steps", one.use, one.settings) for one in corpus.steps]
     others = {*OTHER_STATISTICS, *(one.name for one in filters_of(corpus))}
     if twice := first_duplicate([*others, *(step.name for step in steps)]):
-        raise InputError(f"corpus.steps: the name {twice!r} is taken; give the class another `name`")
+        raise InputError(f"corpus.steps: the name {twice!r} is taken; set another `name` in the class")
     return steps
 
 

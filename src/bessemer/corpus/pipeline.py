@@ -77,14 +77,14 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     check_engine(corpus.extract)
     worker.require_engine(corpus)
     if not corpus.sources:
-        raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
+        raise InputError("corpus.sources: the recipe has no source of text; add a [[corpus.sources]] table")
     require_storage(run.path, corpus.storage)
     list_steps(corpus)  # report unusable code and settings before anything is read
     with worker.kept_workers(run.path):
         try:
             summary = _build_from_files(recipe, run)
         except FileChanged as error:
-            warn(f"{error}; reading it again")
+            warn(f"{error}; the corpus is built again")
             summary = _build_from_files(recipe, run)
     close_work(run.corpus)
     return summary
@@ -186,12 +186,12 @@ def _publish(
     filters, expected, published = filters_of(corpus), Counter[str](), Counter[str]()
     for name, funnel in funnels.items():
         _check(funnel, tallies[name], filters, steps)
-        expected.update(tallies[name].of(chain.REJECTED))
+        expected.update(tallies[name][chain.REJECTED])
         published.update({reason: entry["documents"] for reason, entry in funnel.rejected.items()})
     for done in steps.values():
         expected.update(done["rejected"])
     differ = (f"{expected[reason]} as {reason}, not {published[reason]}" for reason in expected | published)
-    require(expected == published, f"other documents were published as rejected than were: {', '.join(differ)}")
+    require(expected == published, f"the published rejections differ from those counted: {', '.join(differ)}")
     return funnels
 
 
@@ -214,7 +214,7 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
     """
     funnel.check()
     require(
-        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.INPUT)[chain.BYTES]),
+        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally[chain.INPUT][chain.BYTES]),
         f"source {funnel.source}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
     funnel.steps = chain.list_step_counts(tally, filters)
@@ -230,8 +230,8 @@ def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict
     """Return the counts of the evaluation sets over the whole corpus."""
     from bessemer.corpus.filters import contamination  # loads numba
 
-    documents: Counter[str] = sum((tally.of(CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
-    items = {item for tally in tallies.values() for item in tally.of(CONTAMINATED_ITEMS)}
+    documents: Counter[str] = sum((tally[CONTAMINATED_DOCUMENTS] for tally in tallies.values()), Counter())
+    items = {item for tally in tallies.values() for item in tally[CONTAMINATED_ITEMS]}
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 
@@ -240,4 +240,4 @@ def _check_not_empty(funnels: dict[str, Funnel], statistics: dict[str, Any]) -> 
         if not funnel.documents_kept:
             reason = next(iter(funnel.commonest_reasons()), "empty")
             why = f"{funnel.top_reasons() or 'its files hold none'}; {advice_on(reason, name, statistics)}"
-            raise InputError(f"corpus.sources.{name}: none of its documents is left after cleaning: {why}")
+            raise InputError(f"corpus.sources.{name}: no documents are left after cleaning: {why}")

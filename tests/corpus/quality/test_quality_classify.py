@@ -140,7 +140,7 @@ def test_sample_splits_are_disjoint_and_have_each_text_once(documents, tables) -
     assert len(set(found.texts)) == len(found.texts)
     assert found.duplicates == 5 + 2 and documents[10][2] not in found.texts
     assert int(found.high.sum()) * 2 == len(found.high) == 2 * 299
-    sizes = [len(found.of(is_test)[0]) for is_test in (False, True)]
+    sizes = [len(found.subset(is_test)[0]) for is_test in (False, True)]
     assert sum(sizes) == len(found.high) and sizes[0] > 2 * sizes[1] and min(sizes) > 60
     fewer = draw(SETTINGS.model_copy(update={"documents": 100}), SOURCES, tables(documents))
     assert len(fewer.texts) == 200 and set(fewer.texts) < set(draw(SETTINGS, SOURCES, tables(documents)).texts)
@@ -165,7 +165,7 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     pq.write_table(table, run / "part-0.parquet")
     settings = Quality(high=(str(tmp_path / "good"),), low=(str(run),), hash_bits=12)
     found = draw(settings, ("blog",), tables([row for row in documents if row[1] == "blog"]))
-    assert found.there == {str(tmp_path / "good"): 105, str(run): 300}
+    assert found.num_documents == {str(tmp_path / "good"): 105, str(run): 300}
     assert {text for text, high in zip(found.texts, found.high, strict=True) if high} - {"? half"} <= set(good)
     assert int(found.high.sum()) == 105
     with pytest.raises(InputError, match="RUN/corpus/documents"):
@@ -178,10 +178,10 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"high": ("wikis",)}, "wikis: neither a source of this corpus"),
-        ({"sources": ("news",)}, "no source is named 'news'; there are: blog, crawl, wiki"),
-        ({"documents": 20}, "a classifier needs 50 of each side"),
-        ({"model": "/nowhere"}, "model.json is no classifier"),
+        ({"high": ("wikis",)}, "corpus.quality: wikis"),
+        ({"sources": ("news",)}, "corpus.quality.sources: .*news.*blog, crawl, wiki"),
+        ({"documents": 20}, "corpus.quality.low"),
+        ({"model": "/nowhere"}, "corpus.quality.model: .*model.json"),
     ],
 )
 def test_unusable_settings_are_errors(documents, tmp_path: Path, change: dict, said: str) -> None:

@@ -83,8 +83,6 @@ DAMAGE = {
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
     "no JSON": lambda folder: (folder / DESCRIPTION).write_text("{"),
     "cut short": lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-7]),
-    "other size": lambda folder: rewritten(folder, np.zeros(3, np.float32)),
-    "not finite": lambda folder: rewritten(folder, np.full(1024 + NUM_STATISTICS, np.nan, np.float32)),
     "other bias": lambda folder: rewritten(folder, bias="x"),
     "other format": lambda folder: rewritten(folder, format=4),
 }

@@ -132,7 +132,7 @@ def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan:
         # Map the bits of the floats to integers of the same order.
         rank = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
     elif settings.keep == "quality" and not is_earlier_corpus:
-        raise InputError('corpus.dedup.keep = "quality": the documents have no quality scores; choose "longest"')
+        raise InputError('corpus.dedup.keep: "quality" needs scores; set corpus.quality, or keep = "longest"')
     elif settings.keep == "first-source":
         places = {name: place for place, name in enumerate(plan.sources)}
         rank = np.array([places.get(name, len(places)) for name in _strings(table, "source")], dtype=np.uint64)
@@ -168,7 +168,8 @@ def _require_unique(names: np.ndarray) -> None:
     names = np.sort(names)
     twice = names[1:][names[1:] == names[:-1]]
     if len(twice):
-        raise InputError(f"corpus: identity {identity_of(twice[0])} occurs twice in the corpus ({len(twice)} such)")
+        shown = f"{len(twice)} identities occur twice, for example {identity_of(twice[0])}"
+        raise InputError(f"corpus: {shown}; a reader must give each document of a file another key")
 
 
 def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:

@@ -23,19 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bessemer.common.hashing import digest
+from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.keys import repeated_by
-from bessemer.corpus.dedup.task import (
-    DedupPlan,
-    DedupTask,
-    SplitWriter,
-    earlier_parts,
-    is_new,
-    part_of,
-    range_of,
-    records,
-    row_of,
-    write_split,
-)
 from bessemer.corpus.global_steps import CUT, AnyPart, CorpusDocuments, GlobalStep, VerdictTask
 from bessemer.corpus.readers.base import File, format_of
 from bessemer.corpus.verdicts import Spans, make_verdicts, without
@@ -50,14 +39,14 @@ REPEATED = "repeated"
 
 
 @dataclass(frozen=True)
-class LineKeys(DedupTask):
+class LineKeys(task.DedupTask):
     """A task that writes hashes of all lines with at least `line_words` words, by range."""
 
     part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
         first, tables = self.number << 32, list[int]()
-        with SplitWriter(folder / "keys", self.plan.num_parts) as file:
+        with task.SplitWriter(folder / "keys", self.plan.num_parts) as file:
             for table in self.part(["text"]):
                 tables.append(table.num_rows)
                 for batch in table.to_batches(max_chunksize=TEXTS):
@@ -71,30 +60,32 @@ class LineKeys(DedupTask):
                                 lines.append(number)
                         first += len(folded)
                     halves = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
-                    keys = records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
-                    file.write(range_of(keys["high"], self.plan.num_parts), keys)
+                    keys = task.records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
+                    file.write(task.range_of(keys["high"], self.plan.num_parts), keys)
                     check_stop()
         return {"tables": tables}
 
 
 @dataclass(frozen=True)
-class RepeatedLines(DedupTask):
+class RepeatedLines(task.DedupTask):
     """A task that finds the repeated lines in a range of hashes. Lines of earlier corpora are never removed."""
 
     num_own: int  # number of parts of this corpus
 
     def make(self, folder: Path) -> dict[str, Any]:
         keys = repeated_by(self.gather(LineKeys.__name__, range(self.plan.num_parts), "keys", KEY), "high")
-        is_own = part_of(keys["line"]) < self.num_own
+        is_own = task.part_of(keys["line"]) < self.num_own
         order = np.lexsort((keys["line"], is_own, keys["low"], keys["high"]))
         keys, is_own = keys[order], is_own[order]
-        lines = keys["line"][~is_new(keys["high"], keys["low"]) & is_own]
-        write_split(folder / REPEATED, self.plan.num_parts, part_of(lines), row_of(lines).astype(np.uint32))
+        lines = keys["line"][~task.is_new(keys["high"], keys["low"]) & is_own]
+        task.write_split(
+            folder / REPEATED, self.plan.num_parts, task.part_of(lines), task.row_of(lines).astype(np.uint32)
+        )
         return {}
 
 
 @dataclass(frozen=True)
-class JudgeLines(VerdictTask, DedupTask):
+class JudgeLines(VerdictTask, task.DedupTask):
     """A task that cuts the repeated lines out of a part's documents and rejects documents that become too short."""
 
     part: AnyPart
@@ -149,9 +140,9 @@ class LineStep(GlobalStep, Dedup):
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
         """Return the numbers of edited documents, cut spans and removed characters."""
-        parts = [*documents.parts, *earlier_parts(self)]
+        parts = [*documents.parts, *task.earlier_parts(self)]
         every = replace(documents, parts=parts, made_of=digest("lines 2", documents.made_of))
-        plan = DedupPlan(self, (), len(every.parts), sum(every.sizes))
+        plan = task.DedupPlan(self, (), len(every.parts), sum(every.sizes))
         every.on_parts(LineKeys, reads=True, plan=plan)
         every.on_ranges(RepeatedLines, len(every.parts), plan=plan, num_own=len(documents.parts))
         judged = documents.on_parts(JudgeLines, reads=True, plan=plan, corpus=documents.corpus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -221,43 +221,35 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
         if one.name in taken or (not is_own(type(one)) and one.name in {word.partition(".")[0] for word in REASONS}):
             raise InputError(
                 f"corpus.filters: {find('filters', use.use).origin}: {type(one).__qualname__}: another step or reason is named "
-                f"{one.name!r}; give the class another name, as name: ClassVar[str] = '...'"
+                f"{one.name!r}; give the class another name, for example name: ClassVar[str] = 'my_filter'"
             )
     return filters
 
 
-@dataclass
-class Tally:
+class Tally(defaultdict[str, Counter[str]]):
     """Counts over many documents, by table and key. Tallies of parts can be merged."""
 
-    tables: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    def count(self, table: str, key: str, amount: int = 1) -> None:
-        """Add an amount to a count, for example `count("personal_data", "email", 2)`."""
-        self.tables[table][key] += amount
-
-    def of(self, table: str) -> Counter[str]:
-        """Return the counts of a table, which may be empty."""
-        return self.tables.get(table, Counter())
+    def __init__(self) -> None:
+        super().__init__(Counter)
 
     @property
     def documents_in(self) -> int:
         """Number of documents that were read."""
-        return self.of(INPUT)[DOCUMENTS]
+        return self[INPUT][DOCUMENTS]
 
     @property
     def passed(self) -> int:
         """Number of documents that no filter rejected."""
-        return self.documents_in - self.of(REJECTED).total()
+        return self.documents_in - self[REJECTED].total()
 
     def merge(self, other: dict[str, dict[str, int]]) -> None:
         """Add the counts of another tally in the form of `to_json`."""
         for table, counts in other.items():
-            self.tables[table].update(counts)
+            self[table].update(counts)
 
     def to_json(self) -> dict[str, dict[str, int]]:
         """Return the counts with tables and keys in alphabetical order."""
-        return {table: dict(sorted(self.tables[table].items())) for table in sorted(self.tables)}
+        return {table: dict(sorted(self[table].items())) for table in sorted(self) if self[table]}
 
 
 @dataclass(frozen=True)
@@ -287,12 +279,12 @@ class Chain:
 
     def clean(self, document: Document, tally: Tally) -> None:
         """Pass a document through the filters, in place, up to the first that rejects it, and count the results in `tally`."""
-        tally.count(INPUT, DOCUMENTS)
-        tally.count(INPUT, BYTES, document.num_bytes)
+        tally[INPUT][DOCUMENTS] += 1
+        tally[INPUT][BYTES] += document.num_bytes
         last = READ
         for table in (EXTRACTION, DAMAGE) if is_web(document.format) else ():
             if isinstance(note := document.metadata.get(table), str):
-                tally.count(table, note)
+                tally[table][note] += 1
         for one in self.filters if document.reason is None else ():
             last = one.name
             verdict = _judge_step(one, document) if isinstance(one, CleaningStep) else _judge(one, document)
@@ -301,14 +293,14 @@ class Chain:
                 break
             if verdict is not None:
                 if one.counts_edits and verdict != document.text:
-                    tally.count("edited_characters", one.name, len(document.text) - len(verdict))
-                    tally.count("edited_documents", one.name)
+                    tally["edited_characters"][one.name] += len(document.text) - len(verdict)
+                    tally["edited_documents"][one.name] += 1
                 document.text = verdict
         for table, key, amount in document.counts:
-            tally.count(table, key, amount)
+            tally[table][key] += amount
         if document.reason is not None:
-            tally.count(REJECTED_IN, last)
-            tally.count(REJECTED, document.reason)
+            tally[REJECTED_IN][last] += 1
+            tally[REJECTED][document.reason] += 1
 
 
 def _judge_step(step: CleaningStep, document: Document) -> Reject | str | None:
@@ -348,7 +340,7 @@ def list_step_counts(tally: Tally, filters: Sequence[Filter]) -> list[dict[str, 
     """Return rows {step, documents_in, rejected} of the reader and all filters."""
     rows, left = [], tally.documents_in
     for name in (READ, *(one.name for one in filters)):
-        rejected = tally.of(REJECTED_IN)[name]
+        rejected = tally[REJECTED_IN][name]
         rows.append({"step": name, "documents_in": left, "rejected": rejected})
         left -= rejected
     return rows

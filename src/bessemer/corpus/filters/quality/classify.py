@@ -63,10 +63,12 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
     report: dict[str, Any] = {"model": {"kind": settings.kind, "read_bytes": model.read_bytes}}
     if labelled is not None:
         # A model that was trained elsewhere may have seen these documents, which makes its metrics too good.
-        texts, high = labelled.of(is_test=True)
+        texts, high = labelled.subset(is_test=True)
         sizes = {"train": int((~labelled.is_test).sum()), "test": len(texts)}
         sides = {"high": settings.high, "low": settings.low}
-        report["labelled"] = {side: {entry: labelled.there[entry] for entry in sides[side]} for side in sides} | sizes
+        report["labelled"] = {
+            side: {entry: labelled.num_documents[entry] for entry in sides[side]} for side in sides
+        } | sizes
         report["labelled"]["duplicates_left_out"] = labelled.duplicates
         report["held_out"] = held_out(model.score(texts), high)
     return report
@@ -84,7 +86,7 @@ def learned_classifier(settings: Quality, folder: AnyPath) -> Classifier:
 
 def train(settings: Quality, labelled: Labelled) -> LinearModel:
     """Fit a linear model to the training documents."""
-    texts, high = labelled.of(is_test=False)
+    texts, high = labelled.subset(is_test=False)
     bias, weights = fit(extract(texts, settings.read_bytes, settings.hash_bits), high)
     return LinearModel(settings.read_bytes, settings.hash_bits, bias, weights.astype(np.float32))
 

@@ -69,18 +69,13 @@ class LinearModel:
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
             if described["format"] != FORMAT or described["sha256"] != file_sha256(path.with_name(WEIGHTS)):
-                raise ValueError(f"the format is not {FORMAT}, or the hash of {WEIGHTS} is another")
+                raise ValueError(f"the format is not {FORMAT}, or the hash of {WEIGHTS} differs")
             weights = np.load(path.with_name(WEIGHTS), allow_pickle=False)
-            model = cls(int(described["read_bytes"]), int(described["hash_bits"]), float(described["bias"]), weights)
-            if weights.dtype != np.float32 or weights.shape != ((1 << model.hash_bits) + NUM_STATISTICS,):
-                raise ValueError(f"{WEIGHTS} has the wrong type or shape")
-            if not np.isfinite(np.append(weights, model.bias)).all():
-                raise ValueError("a weight is not a finite number")
+            return cls(int(described["read_bytes"]), int(described["hash_bits"]), float(described["bias"]), weights)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"corpus.quality.model: {path} is no classifier of a corpus of this version: {error}"
+                f"corpus.quality.model: {path} is not a classifier of this version: {error}; train it again"
             ) from None
-        return model
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class FastTextModel:
         labels, _ = model.predict("the", k=-1, threshold=0.0)
         if label not in labels:
             shown = ", ".join(sorted(labels)[:8])
-            raise InputError(f"corpus.quality.label: {path.name} has no label {label!r}; it has: {shown}")
+            raise InputError(f"corpus.quality.label: {path.name} has no label {label!r}; its labels are: {shown}")
         return cls(label, read_bytes, model)
 
 

@@ -6,7 +6,7 @@ are sources of this corpus, or files.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
-from bessemer.corpus.dedup.task import identity_of, packed
+from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.model import prefix
 from bessemer.corpus.partition import read
@@ -35,7 +35,7 @@ Tables = Callable[[tuple[str, ...], Sequence[str]], "Iterable[pa.Table]"]
 Labels = npt.NDArray[np.bool_]  # True for documents of high quality
 MIN_DOCUMENTS = 50  # required per class after deduplication; a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
-SAMPLE = pa.schema({"high": pa.bool_(), "identity": pa.string(), "text": pa.large_string()})
+SIDES = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Labelled:
     texts: list[str]  # the part of each document that the classifier reads
     high: Labels
     is_test: npt.NDArray[np.bool_]
-    there: dict[str, int]  # number of documents in each entry of `high` and `low`
+    num_documents: dict[str, int]  # number of documents in each entry of `high` and `low`
     duplicates: int  # documents dropped because another one, of either class, has the same text
 
-    def of(self, is_test: bool) -> tuple[list[str], Labels]:
+    def subset(self, is_test: bool) -> tuple[list[str], Labels]:
         """Return the test texts or the training texts, and their labels."""
         rows = np.flatnonzero(self.is_test == is_test)
         return [self.texts[row] for row in rows.tolist()], self.high[rows]
@@ -77,7 +77,8 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
     """Draw equally many documents of each class. Raises InputError for an unknown entry or too few documents."""
-    num_documents, chosen = Counter[str](), [SAMPLE.empty_table()]
+    num_documents, num_drawn = Counter[str](), 0
+    by_text = defaultdict[str, dict[str, bytes]](dict)  # text -> its smallest identity in each class
 
     def documents(entries: Sequence[str]) -> Iterator[tuple[int, bytes, str]]:
         for entry, table in _labelled(entries, sources, tables):
@@ -86,13 +87,18 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
             texts = (text[: settings.read_bytes] for text in table["text"].to_pylist())
             yield from zip(keys(names, "sample", settings.seed).tolist(), names.tolist(), texts, strict=True)
 
-    for high, entries in ((False, settings.low), (True, settings.high)):
-        rows = nsmallest(settings.documents, documents(entries))
-        names, texts = [name for _, name, _ in rows], [prefix(text, settings.read_bytes) for *_, text in rows]
-        chosen.append(pa.table([[high] * len(rows), [*map(identity_of, names)], texts], schema=SAMPLE))
-    return _split(
-        settings, pa.concat_tables(chosen), {entry: num_documents[entry] for entry in (*settings.low, *settings.high)}
-    )
+    for side in SIDES:
+        drawn = dict[bytes, str]()
+        for _, name, text in nsmallest(settings.documents, documents(getattr(settings, side))):
+            # Two files of examples may have one identity for two texts. Take the smaller text, for any order of the files.
+            drawn.setdefault(name, prefix(text, settings.read_bytes))
+        num_drawn += len(drawn)
+        for name, text in sorted(drawn.items(), reverse=True):
+            by_text[text][side] = name
+    # A text of both classes is an example of neither.
+    unique = {side: {one[side]: text for text, one in by_text.items() if [*one] == [side]} for side in SIDES}
+    by_entry = {entry: num_documents[entry] for entry in (*settings.low, *settings.high)}
+    return _split(settings, unique, by_entry, num_drawn - sum(map(len, unique.values())))
 
 
 def _labelled(entries: Sequence[str], sources: tuple[str, ...], tables: Tables) -> Iterator[tuple[str, pa.Table]]:
@@ -109,36 +115,31 @@ def _labelled(entries: Sequence[str], sources: tuple[str, ...], tables: Tables) 
             yield entry, table
 
 
-def _split(settings: Quality, taken: pa.Table, there: dict[str, int]) -> Labelled:
-    """Drop repeated texts, balance the classes, and split them into training and test documents."""
-    # Two files of examples may have one identity for two texts. Take the smaller text, for any order of the files.
-    every = taken.group_by(["high", "identity"]).aggregate([("text", "min")])
-    # Keep the smallest identity of equal texts. A text with both labels is dropped.
-    distinct = every.group_by("text_min").aggregate([("identity", "min"), ("high", "min"), ("high", "max")])
-    distinct = distinct.filter(pc.equal(distinct["high_min"], distinct["high_max"])).sort_by("identity_min")
-    sides = {name: distinct.filter(pc.equal(distinct["high_min"], name == "high")) for name in ("low", "high")}
-    for name, side in sides.items():
-        if side.num_rows < MIN_DOCUMENTS:
-            entries = ", ".join(f"{entry} {there[entry]}" for entry in getattr(settings, name))
+def _split(
+    settings: Quality, unique: dict[str, dict[bytes, str]], num_documents: dict[str, int], duplicates: int
+) -> Labelled:
+    """Balance the classes, and split them into training and test documents. `unique` has texts by class and identity."""
+    for side, documents in unique.items():
+        if len(documents) < MIN_DOCUMENTS:
+            entries = ", ".join(f"{entry} {num_documents[entry]}" for entry in getattr(settings, side))
             raise InputError(
-                f"corpus.quality.{name}: {side.num_rows} different documents to learn from ({entries}), and a "
-                f"classifier needs {MIN_DOCUMENTS} of each side; name more sources or examples"
+                f"corpus.quality.{side}: {len(documents)} different documents ({entries}) are too few to train a classifier; "
+                f"name sources or files with at least {MIN_DOCUMENTS}"
             )
-    count = min(side.num_rows for side in sides.values())
+    count = min(map(len, unique.values()))
     texts: list[str] = []
     parts: list[npt.NDArray[np.bool_]] = []
-    for side in sides.values():
-        names = packed(side["identity_min"].to_pylist())
-        order = np.sort(np.argsort(keys(names, "sample", settings.seed), kind="stable")[:count])
-        texts += side["text_min"].take(order).to_pylist()
-        parts.append(uniforms(names[order], "part", settings.seed) < settings.held_out)
+    for documents in unique.values():
+        names = np.array(sorted(documents), "S16")
+        names = names[np.sort(np.argsort(keys(names, "sample", settings.seed), kind="stable")[:count])]
+        texts += [documents[name] for name in names.tolist()]
+        parts.append(uniforms(names, "part", settings.seed) < settings.held_out)
         if len(np.unique(parts[-1])) < 2:
             raise InputError(
-                f"corpus.quality.held_out: {settings.held_out} of {count} documents a side leaves one part empty; "
-                "name more sources or examples, or set another share"
+                f"corpus.quality.held_out: {settings.held_out} of {count} documents leaves no training or no test documents; "
+                "set another share, or name more sources or examples"
             )
-    duplicates = every.num_rows - distinct.num_rows
-    return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts), there, duplicates)
+    return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts), num_documents, duplicates)
 
 
 def example_files(entry: str) -> list[Path]:
@@ -152,12 +153,12 @@ def _find(entry: str) -> tuple[Source, list[File]]:
     source = Source(name="examples", paths=(str(path),))
     try:
         if (path / "corpus").is_dir():
-            raise InputError("a run directory")
+            raise InputError("it is a run directory")
         return source, find(source)
     except InputError:
         raise InputError(
-            f"corpus.quality: {entry}: neither a source of this corpus nor files of text; name sources as in corpus.sources, "
-            "or a path that exists, of a run RUN/corpus/documents"
+            f"corpus.quality: {entry}: this is neither a source of the corpus nor a file or folder of text; name a source of "
+            "corpus.sources or a path, for a run RUN/corpus/documents"
         ) from None
 
 

@@ -146,16 +146,8 @@ def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
 
 def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
     """Return the number of positions where an entry begins."""
-    number = 0
-    for first in phrases.keys() & set(words):
-        lengths = set(map(len, phrases[first]))
-        if lengths == {1}:
-            number += words.count(first)
-            continue
-        for at, word in enumerate(words):
-            if word == first:
-                number += any(tuple(words[at : at + length]) in phrases[first] for length in lengths)
-    return number
+    begins = ((at, phrases[word]) for at, word in enumerate(words) if word in phrases)
+    return sum(any(tuple(words[at : at + len(entry)]) == entry for entry in entries_) for at, entries_ in begins)
 
 
 def _score(path: str, label: str, key: str, text: str) -> float:
