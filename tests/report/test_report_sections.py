@@ -226,22 +226,15 @@ def shown_text(run: RunDirectory) -> str:
 
 def test_the_results_of_an_encoder(make_run: MakeRun) -> None:
     run = make_run()
-    guesses = [{"word": "get" + HOSTILE, "probability": 0.5}, {"word": "set", "probability": 0.25}]
-    fill_in = {"source": "code", "before": "self.", "word": "get" + HOSTILE, "after": "(key)", "guesses": guesses}
-    found = turned(run, "masked", {"fill_ins": [fill_in, {**fill_in, "word": "pop"}]})
+    found = turned(run, "masked", {})
     assert found.loss_unit == "nats per hidden token"
     assert "encoder" in summary.headline(found) and "guesses 62.5% of the tokens hidden" in summary.headline(found)
     assert summary.tiles(found)[0] == ("Hidden tokens guessed right", "62.5%", "loss 2.500 nats per hidden token")
     assert "from 5.00% to 60.00% over 12 validations; the best at step 1,200." in summary.curve_finding(found)
-    filled_in = section_of(page.render(found), "fill_ins")
-    captions = [plain(one) for one in re.findall(r"<figcaption.*?</figcaption>", filled_in)]
-    assert [caption.partition(":")[0] for caption in captions] == ["code · right", "code · wrong"]
     drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert "bits" not in drawn and "sources" in drawn
     assert drawn["accuracy"]["traces"][-1]["y"][-1] == 60.0
-    shown = shown_text(run)
-    assert "<h2>Filled in</h2>" in shown and "Bits per byte" not in shown
-    assert "<script>alert" not in shown
+    assert "Bits per byte" not in shown_text(run)
 
 
 def test_the_results_of_a_classifier(make_run: MakeRun) -> None:
@@ -266,7 +259,6 @@ def test_damaged_classes_are_no_error(make_run: MakeRun) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
     html = page.render(found)
     assert len(tables(section_of(html, "classes"))) == 1
-    assert section_of(html, "fill_ins") == ""
 
 
 def split(run: RunDirectory, steps: int = 3) -> RunDirectory:

@@ -1,6 +1,6 @@
 """Final evaluation of a run on all held-out text and its tasks.
 
-Language models also get baselines and samples, masked models filled-in words, and classifiers scores by class.
+Language models also get baselines and samples, and classifiers scores by class.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from bessemer.common.console import counted, progress, size
 from bessemer.common.errors import InputError
@@ -24,17 +23,11 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, write_atomic
-from bessemer.tokens.held_out import held_out
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, scored_model, validate
-
-FILL_INS = 8  # total number of hidden words, spread over the sources
-GUESSES = 3
-CONTEXT_TOKENS = 24  # tokens shown on each side of a hidden word
 
 
 def evaluate(
@@ -148,13 +141,13 @@ def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirec
 
 
 def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
-    """Return samples, filled-in words or scores by class, depending on the objective."""
+    """Return samples and baselines of a language model, or scores by class of a classifier."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.predicts_hidden:
-        return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
+        return none
     # Baselines cannot be scored on the assistant's answers alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
@@ -223,63 +216,6 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
             ids = np.asarray(tokens[int(start) : int(end)]).tolist()
             documents.append(b"".join([pieces[token] for token in ids]).removeprefix(store.text_prefix))
     return documents
-
-
-@torch.no_grad()
-def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Predict single-token words hidden one at a time in the middle of held-out sequences.
-
-    Args:
-        length: Sequence length in tokens.
-        store: Tokens of the run.
-        restored: The restored weights.
-        tokenizer: The run's tokenizer.
-
-    Returns:
-        Dicts with `source`, `before`, `word` and `after` (texts), and `guesses`, the most likely tokens with their
-            probabilities.
-    """
-    trainer = restored.trainer
-    edges = WordEdges.of(tokenizer.token_byte_values())
-    examples: list[dict[str, Any]] = []
-    parts = held_out(store, length, max_tokens=4 * FILL_INS * length)
-    for part in parts:
-        wanted = -(-FILL_INS // len(parts))
-        for ids_T in part.inputs[:, :length]:
-            position = word_near_the_middle(ids_T, edges, store.token_bytes)
-            if wanted == 0 or position is None:
-                continue
-            wanted -= 1
-            hidden_T = ids_T.copy()
-            hidden_T[position] = store.mask_token
-            inputs_BT = torch.from_numpy(hidden_T[None]).to(trainer.device.torch_device)
-            with trainer.autocast():
-                hidden_BTD = trainer.hidden(inputs_BT)
-                logits_V = trainer.model.head.logits(hidden_BTD[0, position]).float()
-            best = logits_V.softmax(dim=0).topk(GUESSES)
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            examples.append({
-                "source": part.source,
-                "before": tokenizer.decode(ids_T[max(position - CONTEXT_TOKENS, 0) : position].tolist()),
-                "word": tokenizer.decode([int(ids_T[position])]),
-                "after": tokenizer.decode(ids_T[position + 1 : position + 1 + CONTEXT_TOKENS].tolist()),
-                "guesses": [{"word": tokenizer.decode([token]), "probability": share} for token, share in pairs],
-            })  # fmt: skip
-    return examples[:FILL_INS]
-
-
-def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
-    """Return the position of the single-token word nearest to the middle, at least two bytes long; None without one.
-
-    Args:
-        ids_T: Token ids of a sequence.
-        edges: Word boundaries within the vocabulary's tokens.
-        token_bytes: Number of bytes of each token id.
-    """
-    starts_T = edges.starts(ids_T)
-    alone_T = starts_T & np.append(starts_T[1:], True) & (token_bytes[ids_T] > 1) & ~edges.closes[ids_T]
-    places = np.flatnonzero(alone_T)
-    return int(places[np.argmin(np.abs(places - len(ids_T) // 2))]) if len(places) else None
 
 
 def scores_by_class(labels: tuple[str, ...], confusion: list[list[int]]) -> list[dict[str, Any]]:

@@ -27,12 +27,6 @@ def rank_seconds(data: RunData) -> list[tuple[str, float]]:
     return sorted(means.items(), key=lambda item: -item[1])[:MAX_RANKS]
 
 
-def visible(value: Any) -> str:
-    """Return the text of a token, with pure white space shown as visible symbols."""
-    word = as_text(value)
-    return word if word.strip() else word.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
-
-
 def confusion(data: RunData) -> list[tuple[str, list[float]]]:
     """Return each class with its row of predicted counts; empty for too many classes or a damaged matrix."""
     names = [as_text(row, "label") for row in as_objects(data.evaluation, "classes")]
