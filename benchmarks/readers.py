@@ -25,11 +25,14 @@ from machine import describe
 
 OURS = """
 from bessemer.corpus.readers.formats import warc
-from bessemer.recipe import Extract
+from bessemer.corpus.readers.base import build_reader
+from bessemer.recipe import Corpus, Extract, Source
+corpus = Corpus(extract=Extract(main_content=way == "main content"))
+reader = build_reader(Source(name="s", paths=(path,)), "warc", corpus)
 with open(path, "rb") as file:
     if way == "archive":
         warc._fill = lambda record, headers, block, settings: warc._parse_http(block, "none")
-    found = [*warc.read_archive(file, None, Extract(main_content=way == "main content"))]
+    found = [*reader.read_archive(file, None)]
     count, text = len(found), sum(len(record.text) for record in found)
 """
 

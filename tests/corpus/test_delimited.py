@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bessemer.corpus.readers import delimited
-from bessemer.corpus.readers.formats.jsonl import look
+from bessemer.corpus.readers.formats.jsonl import inspect_head
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose
 
@@ -139,7 +139,7 @@ def test_commas_of_a_table_with_one_column_are_text() -> None:
 def test_columns_with_the_same_name() -> None:
     ((_, fields, _),) = read("text,note,note\na,b,c\n")
     assert fields == {"text": "a", "note": "b", "note.1": "c"}
-    assert look(b"text,text\na,b\n", "a.csv", Source(name="s", paths=("a",))).reason == "no_text_key"
+    assert inspect_head(b"text,text\na,b\n", "a.csv", Source(name="s", paths=("a",))).reason == "no_text_key"
 
 
 def test_a_line_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

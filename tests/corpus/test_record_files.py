@@ -16,7 +16,7 @@ import zstandard
 from bessemer.common.errors import InputError
 from bessemer.corpus.partition import read
 from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.formats.jsonl import look
+from bessemer.corpus.readers.formats.jsonl import inspect_head
 from bessemer.recipe import Corpus, Source
 from tests.corpus.corpus_samples import prose, recipe
 
@@ -255,5 +255,5 @@ def test_a_field_missing_from_all_files_is_an_error(name: str, data: Path, build
 def test_a_table_with_code_in_its_fields_is_a_table(name: str, key: str, reason: str | None) -> None:
     delimiter = "\t" if name.endswith("tsv") else ","
     head = f'id{delimiter}review\n1{delimiter}"int main()\n{{\n  return 0;\n}}\n"\n2{delimiter}fine\n'.encode()
-    found = look(head, name, Source(name="s", paths=("a",), text_key=key))
+    found = inspect_head(head, name, Source(name="s", paths=("a",), text_key=key))
     assert (found.layout, found.reason) == (("csv", "") if reason is None else ("", reason))

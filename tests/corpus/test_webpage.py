@@ -235,24 +235,12 @@ def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         webpage.check_engine(Extract(engine="trafilatura"))
 
 
-def test_very_long_attributes_lose_no_text() -> None:
-    many = " ".join(f"data-{number}='a > b' x{number} y{number} = \"<p>\"" for number in range(5_000))
-    script = "<script>if (i<n && " + "x " * 3000 + ") {}</script>"
-    page = f"<html><body {many}><main {many} class=c>{script}<p {many}/>An <b {many}>old</b> bridge.</p>{ARTICLE}</main></body>"
-    text = webpage.page_text(page, PLAIN)
-    assert "An old bridge." in text and text.count("voted on the new bridge") == 20
-    assert "data-" not in text
-
-
 @pytest.mark.parametrize(
     "page",
     [
         "<ul><li>a <a href=x>b</a> words words</ul>" * 50_000,
         "<ul>" + "<li>aaa<a href=x>b</a>" * 100_000,
         "<ul><li>a" * 250 + "x" * 500_000,
-        "<p " + "a=1 " * 500_000 + ">x",
-        "<p " + " ".join(f"a{number}=1" for number in range(500_000)) + ">x",
-        ("<p " + " ".join(f"a{number}" for number in range(1500)) + ">x") * 1000,
         '<a b="' * 1_000_000,
     ],
     ids=lambda page: page[:12],

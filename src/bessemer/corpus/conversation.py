@@ -39,17 +39,17 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
         ValueError: The conversation is invalid; the message tells why.
     """
     if not isinstance(value, list) or not value:
-        raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
+        raise ValueError(f"expected a list of messages, got {'an empty list' if value == [] else type(value).__name__}")
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
     if not any(_says(one) and is_trained(one) for one in messages if one["role"] == "assistant"):
-        raise ValueError("the assistant says nothing that is trained on, so that there is nothing to learn")
+        raise ValueError("no message of the assistant has text to train on")
     record = {key: found for key, found in (record or {}).items() if found not in (None, "", [], {})}
     if "functions" in record:
-        raise ValueError("the record has functions, which templates do not know; write them as tools")
+        raise ValueError("templates do not accept the field functions; rename it to tools")
     for key in (key for key in SYSTEM_KEYS if key in record):
         first = _message({"role": "system", "content": record[key]}, 1)
         if messages[0]["role"] == "system" and messages[0] != first:
-            raise ValueError(f"the record has a {key} and another system message; keep one of them")
+            raise ValueError(f"the field {key} and the first message are different system messages; remove one")
         messages = [first, *messages[messages[0] == first :]]
     inputs = {key: _input(key, record[key]) for key in ("tools", "documents", OPTIONS) if key in record}
     return _as_text({"messages": messages, **inputs} if inputs else messages)
@@ -60,9 +60,9 @@ def _input(key: str, value: object) -> object:
     found = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     options = [found] if key == OPTIONS else found
     if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):
-        raise ValueError(f"the record's {key} is no {'object' if key == OPTIONS else 'list of objects'}")
+        raise ValueError(f"the field {key} must be {'an object' if key == OPTIONS else 'a list of objects'}")
     if key == OPTIONS and not {"messages", "tools", "documents"}.isdisjoint(options[0]):
-        raise ValueError(f"the record's {key} has messages, tools or documents, which are fields of the record")
+        raise ValueError(f"the field {key} contains messages, tools or documents; move them to the record")
     return found
 
 
@@ -78,10 +78,10 @@ def pair(questions: list[object], answer: object) -> list[Message]:
     line. Raises ValueError if a part is not text or none has text.
     """
     if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
-        raise ValueError(f"a part of the question is {type(strange).__name__}, not text")
+        raise ValueError(f"a part of the question is {type(strange).__name__}; expected text")
     asked = "\n\n".join(part for part in questions if isinstance(part, str) and part.strip())
     if not asked:
-        raise ValueError("there is no question")
+        raise ValueError("the question is empty")
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
 
@@ -142,7 +142,7 @@ def _message(value: object, number: int) -> Message:
     role = message.get("role")
     role = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise ValueError(f"message {number}: role {role!r} is none of {', '.join(ROLES)}"[:200])
+        raise ValueError(f"message {number}: role {role!r} is unknown; use one of {', '.join(ROLES)}"[:200])
     message["role"], where = role, f"message {number} (of the {role})"
     if isinstance(content := message.get("content", ""), list):
         content = message["content"] = "".join(_text_part(part, where) for part in content)
@@ -153,7 +153,7 @@ def _message(value: object, number: int) -> Message:
     train, weight = message.get("train", True), message.get("weight", 1)
     if not isinstance(train, bool) or weight not in (0, 1) or (train and "train" in message and role != "assistant"):
         raise ValueError(
-            f"{where}: train = {train!r}, weight = {weight!r} are not understood: true or false of an assistant, 0 or 1"
+            f"{where}: train = {train!r}, weight = {weight!r}: set train to true (assistant only) or false, weight to 0 or 1"
         )
     return message
 

@@ -29,11 +29,6 @@ MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
 EXTRACTION = "extraction"  # metadata key: the method used when that of [corpus.extract] was not possible
 DAMAGE = "damage"  # metadata key: the reason why a page of a crawl may be incomplete
 BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
-# Maximum attributes of a tag, because parsing takes quadratic time in them (1 ms at 1,000, 7 s at 40,000)
-MAX_ATTRIBUTES = 256
-_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{4000}")  # a shorter tag has fewer than 1,300 attributes
-_ATTRIBUTE = r"[\s/]*+[^\s/><][^\s/>=<]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+"
-_TAG = re.compile(rf"<[A-Za-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+((?:{_ATTRIBUTE})*+)")
 # Maximum of unclosed formatting elements times tags. The parser reopens the former in each block (HTML standard, 13.2.4.3),
 # which could fill the memory.
 MAX_REOPENED = 1 << 24
@@ -92,7 +87,6 @@ def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = No
     if is_left_out():
         raise NotText("it took too long")
     _check_formatting(html)
-    html = _few_attributes(html)
     tree, main_content, fallback = HTMLTree.parse(html), settings.main_content, ""
     if settings.engine == "trafilatura" and (html.count("<") > MAX_TAGS or _is_deeper(tree, MAX_DEPTH["trafilatura"])):
         fallback = BY_RESILIPARSE
@@ -141,15 +135,6 @@ def _check_formatting(html: str) -> None:
         most = max(most, unclosed)
     if most > 2 and most * html.count("<") > MAX_REOPENED:
         raise NotText(f"HTML nested too deeply: {most} formatting elements are open at one time")
-
-
-def _few_attributes(html: str) -> str:
-    """Remove the attributes of a tag beyond MAX_ATTRIBUTES, because parsers compare all their names. They hold no text."""
-    if not _LONG_TAG.search(html):
-        return html
-    spans = [found.span(1) for found in _TAG.finditer(html) if found[1]]
-    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(html)]
-    return "".join(html[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def max_html_bytes(settings: Extract) -> int:

@@ -24,10 +24,6 @@ BINARY_FORMATS = (
     (b"\x28\xb5\x2f\xfd", "Zstandard data: name the file .zst"),
     (b"PAR1", "a Parquet file: set format = 'parquet'"),
     (b"ARROW1", "an Arrow file: write it as Parquet"),
-    (b"SQLite format 3", "an SQLite database: export its table as JSONL"),
-    (b"\xd0\xcf\x11\xe0", "an old office document: convert it to text first"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it and name the folder"),
-    (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
 GUESSED_BYTES = 1 << 16  # guess the encoding of a file from its first bytes
 # Supersets that browsers use instead, where Python's codec is stricter

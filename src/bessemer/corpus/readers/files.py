@@ -86,8 +86,8 @@ def listing(source: Source) -> Listing:
         if not matched:
             kind = f"format {source.format}" if source.format else "a known ending"
             raise InputError(
-                f"corpus.sources.{source.name}: {pattern}: no file of {kind} there (hidden ones aside); change paths or "
-                "format, or name the endings of text by suffixes"
+                f"corpus.sources.{source.name}: {pattern}: no visible file of {kind}; change paths or "
+                "format, or set suffixes to the endings of text files"
             )
     return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
@@ -101,8 +101,8 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
         yield from _remote(source, pattern, where)
     elif "://" in pattern:
         raise InputError(
-            f"{where}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
-            "and python://site-packages are read; mount or copy the data and name its folder"
+            f"{where}: {pattern}: unsupported address; use a local path, s3://, gs://, hf://datasets/, "
+            "python://stdlib or python://site-packages, or copy the data and name its folder"
         )
     else:
         expanded = os.path.expanduser(pattern)
@@ -146,8 +146,8 @@ def _of_python(source: Source, pattern: str) -> Iterator[File]:
     }
     if place not in folders:
         raise InputError(
-            f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib "
-            "and python://site-packages"
+            f"corpus.sources.{source.name}: {pattern}: unknown folder of Python; use python://stdlib "
+            "or python://site-packages"
         )
     left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
     for folder in folders[place]:

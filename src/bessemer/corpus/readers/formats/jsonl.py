@@ -28,7 +28,7 @@ _SEPARATORS = re.compile(r"[\s,\[\]]*")  # includes the brackets of an array, wh
 
 
 @dataclass(frozen=True)
-class Look:
+class Inspection:
     """Findings from the beginning of a file."""
 
     # "lines" for JSON lines, "values" for an array or consecutive JSON values, "csv" for a table, "" for an empty file
@@ -48,19 +48,19 @@ class JsonlReader(Reader):
 
     def split(self, file: File) -> Iterable[Part]:
         """Return byte ranges of plain JSON lines; one part for a compressed file or another layout."""
-        context, compression, seen = self.context, compression_of(file.path), Look("lines")
+        context, compression, inspected = self.context, compression_of(file.path), Inspection("lines")
         if filesystem.is_remote(file.path):
             context.keys.update(text_keys(context.source.text_key))
         # Checking each object of a store would take a request.
         if not (filesystem.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
             # The reader reports an error later.
             with suppress(OSError):
-                seen = look(self.head(file), without_compression(file.name), context.source)
-                context.keys.update(seen.keys)
-                context.missing += [f"{file.name}: {seen.missing}"] * bool(seen.missing)
-        if seen.reason:
-            return [self.part(file, damage=seen.detail, reason=seen.reason)]
-        layout = seen.layout or "lines"
+                inspected = inspect_head(self.head(file), without_compression(file.name), context.source)
+                context.keys.update(inspected.keys)
+                context.missing += [f"{file.name}: {inspected.missing}"] * bool(inspected.missing)
+        if inspected.reason:
+            return [self.part(file, damage=inspected.detail, reason=inspected.reason)]
+        layout = inspected.layout or "lines"
         if layout == "lines" and not compression:
             return self._ranges(file)
         if layout == "lines" and context.beginning_bytes:
@@ -118,33 +118,33 @@ class JsonlReader(Reader):
         return True
 
 
-def look(head: bytes, name: str, source: Source) -> Look:
+def inspect_head(head: bytes, name: str, source: Source) -> Inspection:
     """Check the beginning of a file. `name` is the name of the uncompressed file."""
     keys = text_keys(source.text_key)
     text = head.decode(_encoding(head, source.encoding), "replace").lstrip()
     if not text:
-        return Look()
+        return Inspection()
     if foreign := foreign_format(head):
-        return Look(reason="wrong_format", detail=foreign)
+        return Inspection(reason="wrong_format", detail=foreign)
     if (nul := text.find("\0")) >= 0:
-        return Look(reason="wrong_format", detail=f"binary data, not JSON: a NUL at character {nul}")
+        return Inspection(reason="wrong_format", detail=f"binary data, not JSON: a NUL at character {nul}")
     if name.lower().endswith(TABLE_SUFFIXES):
         columns = delimited.header(io.StringIO(text, newline=""))[0]
         if found := tuple(key for key in keys if columns.count(key) == 1):
-            return Look("csv", found)
+            return Inspection("csv", found)
         detail = f"a table with {no_text('column', keys[0], columns)}"
         if (count := columns.count(keys[0])) > 1:
-            detail = f"a table with {count} columns named {keys[0]!r}; give each a name of its own"
-        return Look(reason="no_text_key", detail=detail)
+            detail = f"a table with {count} columns named {keys[0]!r}; rename all but one"
+        return Inspection(reason="no_text_key", detail=detail)
     if text[0] not in "{[" and "\n{" not in text:
-        return Look(reason="wrong_format", detail=f"not JSON: it begins with {text[:40]!r}")
+        return Inspection(reason="wrong_format", detail=f"not JSON: it begins with {text[:40]!r}")
     is_wide = unicode_of(head) not in ("", "utf-8-sig")
     records = list[dict[str, Any]]()
     with suppress(ValueError):  # the last record of the beginning may be incomplete
         values = itertools.islice(_json_values([text]), SAMPLED)
         records += (value for _, value, _ in values if isinstance(value, dict))
     found = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
-    return Look(
+    return Inspection(
         "values" if text[0] == "[" or is_wide or _is_pretty(text) else "lines",
         found if records else keys,
         "" if found or not records else no_text("field", keys[0], named(records[0])),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Literal
 
@@ -19,11 +18,10 @@ from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
 from bessemer.corpus.readers.base import File, Part, Reader
 from bessemer.corpus.readers.formats.text import failure
-from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged, without_compression
+from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
 from bessemer.recipe import Extract
 from bessemer.storage import filesystem
 
-ARC = "an ARC file, which WARC has replaced: convert it, e.g. warcio recompress FILE.arc.gz FILE.warc.gz"
 MAX_BLOCK_BYTES = 64 << 20  # longer records are not read into memory
 MAX_FIELD_CHARACTERS = 2000  # maximum length of a header in `metadata`
 # Types of records that hold pages; `conversion` is extracted text (WET files)
@@ -45,66 +43,58 @@ _UNNAMED_CODING = re.compile(rb"\x1f\x8b\x08|[0-9a-f]{1,8}[ \t]{0,9}(;[^\r\n]{0,
 class WarcReader(Reader):
     """A reader of WARC archives from beginning to end."""
 
-    suffixes = (".warc", ".wet", ".arc")
+    suffixes = (".warc", ".wet")
     is_web = True
     may_hang = True
 
     def split(self, file: File) -> Iterable[Part]:
         """Return one part: the archive, or its beginning when a sample is read."""
-        if without_compression(file.path).lower().endswith(".arc"):
-            return [self.part(file, damage=ARC, reason="wrong_format")]
         return [self._stream(file)]
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the pages."""
-        settings = self.context.corpus.extract
         with filesystem.open_file(part.path, self.context.source) as file:
-            yield from read_archive(file, part.end, settings, self.context.passed_over)
+            yield from self.read_archive(file, part.end)
 
+    def read_archive(self, file: BinaryIO, end: int | None) -> Iterator[Document]:
+        """Yield the documents of the records in about the first `end` bytes of the decompressed archive, or of all if None.
 
-def read_archive(
-    file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
-) -> Iterator[Document]:
-    """Yield the documents of the records in about the first `end` bytes of the decompressed archive, or of all if None.
+        Records of types other than PAGES are counted by type in `passed_over`. Pages without text are rejected. A record is
+        valid only if the next one begins where it ends, so damage also loses the record before it. Raises OSError if the file
+        cannot be read.
+        """
+        from fastwarc.warc import ArchiveIterator
 
-    Records of types other than PAGES are counted by type in `passed_over`. Pages without text are rejected. A record is valid
-    only if the next one begins where it ends, so damage also loses the record before it. Raises OSError if the file cannot be
-    read.
-    """
-    from fastwarc.warc import ArchiveIterator
-
-    passed_over = Counter() if passed_over is None else passed_over
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    limit = max(SUSPECT_BYTES, MAX_EXPANSION * size)
-    unpacked, position, number = 0, 0, -1
-    waiting: Document | None = None
-    try:
-        for archived in ArchiveIterator(file, parse_http=False):
-            if waiting is not None:
-                yield waiting
-                waiting = None
-            if end is not None and unpacked >= end:
-                return
-            number = number + 1 if archived.stream_pos == position else 0
-            position = archived.stream_pos
-            unpacked += archived.content_length + sum(
-                len(name) + len(value) + 4 for name, value in archived.headers.items()
-            )
-            if unpacked > limit:
-                raise Damaged(f"the file expands more than {MAX_EXPANSION} times")
-            kind = str(archived.record_type)
-            waiting = _record(archived, f"{position}+{number}" if number else f"{position}", kind in PAGES, settings)
-            if waiting is None:
-                passed_over[kind] += 1
-    except OSError as error:
-        if error.errno is not None:  # an error of the disk, not of the archive
-            raise
-        lost = size - position
-        detail = f"{str(error)[:100]}: {lost} of {size} bytes, from {position} on, were not read"
-        waiting = Document(f"{position}!", lost, reason="bad_record", detail=detail)
-    if waiting is not None:
-        yield waiting
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        limit = max(SUSPECT_BYTES, MAX_EXPANSION * size)
+        unpacked, position, number = 0, 0, -1
+        waiting: Document | None = None
+        try:
+            for archived in ArchiveIterator(file, parse_http=False):
+                if waiting is not None:
+                    yield waiting
+                    waiting = None
+                if end is not None and unpacked >= end:
+                    return
+                number = number + 1 if archived.stream_pos == position else 0
+                position = archived.stream_pos
+                headers = sum(len(name) + len(value) + 4 for name, value in archived.headers.items())
+                unpacked += archived.content_length + headers
+                if unpacked > limit:
+                    raise Damaged(f"the file expands more than {MAX_EXPANSION} times")
+                kind, key = str(archived.record_type), f"{position}+{number}" if number else f"{position}"
+                waiting = _record(archived, key, kind in PAGES, self.context.corpus.extract)
+                if waiting is None:
+                    self.context.passed_over[kind] += 1
+        except OSError as error:
+            if error.errno is not None:  # an error of the disk, not of the archive
+                raise
+            lost = size - position
+            detail = f"{str(error)[:100]}: {lost} of {size} bytes, from {position} on, were not read"
+            waiting = Document(f"{position}!", lost, reason="bad_record", detail=detail)
+        if waiting is not None:
+            yield waiting
 
 
 def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Document | None:
