@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bessemer.check import masks, recipe_rows, trial, trial_rows
-from bessemer.check.rows import CheckRow, collected, is_go, table
+from bessemer.check.rows import CheckRow, collect_rows, is_go, table
 from bessemer.check.trial import TrialResult
 from bessemer.cli import run_command
 from bessemer.common.errors import BessemerError
@@ -136,7 +136,7 @@ def test_a_row_that_cannot_run_does_not_count_as_passed() -> None:
         yield rows[0]
         raise BessemerError("it broke")
 
-    found = list(collected("a", "part", raises))
+    found = list(collect_rows("a", "part", raises))
     assert [row.status for row in found] == ["ok", "FAIL"]
     assert not is_go(found)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.check import masks, recipe_rows, sample, trial, trial_rows
-from bessemer.check.rows import CheckRow, collected
+from bessemer.check.rows import CheckRow, collect_rows
 from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
 from bessemer.plan import local_plan
@@ -29,14 +29,14 @@ Plan = Callable[[], tuple[dict[str, Any], ResolvedRecipe]]
 
 
 class Subject:
-    """A recipe under examination, with its plan, tokens and trial. Trials run in the scratch folder `place`."""
+    """A recipe under examination, with its plan, tokens and trial. Trials run in the scratch `folder`."""
 
     def __init__(
-        self, asked: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: ResolvedRecipe, build: sample.Build,
-        place: Path,
+        self, requested: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: ResolvedRecipe, build: sample.Build,
+        folder: Path,
     ) -> None:  # fmt: skip
-        self.asked, self.run, self.plan, self.resolved, self.place = asked, run, plan, resolved, place
-        self.built = sample.sampled(asked, resolved, run, build, place)
+        self.requested, self.run, self.plan, self.resolved, self.folder = requested, run, plan, resolved, folder
+        self.built = sample.sample_tokens(requested, resolved, run, build, folder)
         self.store = TokenStore.open(self.built.tokens)
         self.store.verify()
         self.device = devices.choose(self.resolved.train)
@@ -61,47 +61,47 @@ class Subject:
             recipe, self.config, self.device.name, self.device.precision.name, self.store.digest, memory.to_dict(), recomputed,
             self.plan["peak_flops"], start_of(recipe, self.run),
         )  # fmt: skip
-        return trial.train(trial.lay_out(self.place, name, spec, self.built.tokens), recipe, stopped_in)
+        return trial.train(trial.lay_out(self.folder, name, spec, self.built.tokens), recipe, stopped_in)
 
 
 @contextmanager
 def scratch(run: RunDirectory) -> Iterator[Path]:
     """Yield a temporary hidden folder on the run's file system, next to the run directory."""
-    there = next(place for place in run.path.absolute().parents if place.is_dir())
+    parent = next(folder for folder in run.path.absolute().parents if folder.is_dir())
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there)
+        folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=parent)
     except OSError as error:
-        raise InputError(f"run.dir: {there} cannot be written ({error.strerror}); choose another folder") from None
-    with folder as place:
-        yield Path(place)
+        raise InputError(f"run.dir: {parent} cannot be written ({error.strerror}); choose another folder") from None
+    with folder as path:
+        yield Path(path)
 
 
-def checked(asked: Recipe, run: RunDirectory, plan: Plan, build: sample.Build) -> list[CheckRow]:
+def run_checklist(requested: Recipe, run: RunDirectory, plan: Plan, build: sample.Build) -> list[CheckRow]:
     """Return every row of the checklist of a recipe.
 
     Args:
-        asked: The recipe as written.
+        requested: The recipe as written.
         run: Its run directory, which is not changed.
         plan: Returns the plan of the run and its resolved recipe. Raises InputError for a recipe that cannot be
             trained.
         build: Builds the tokens of a recipe in a run directory.
     """
     rows: list[CheckRow] = []
-    with scratch(run) as place, progress("check", 3, "parts") as advance:
-        subject = Subject(asked, run, *plan(), build, place)
-        for name, part in {"plan": _planned, "small training": _trained, "masks": _examined}.items():
+    with scratch(run) as folder, progress("check", 3, "parts") as advance:
+        subject = Subject(requested, run, *plan(), build, folder)
+        for name, part in {"plan": _recipe_rows, "small training": _training_rows, "masks": _model_rows}.items():
             advance(0, note=name)
-            rows += collected(name, name, partial(part, subject))
+            rows += collect_rows(name, name, partial(part, subject))
             advance(1)
     return rows
 
 
-def _planned(subject: Subject) -> Iterator[CheckRow]:
-    yield from recipe_rows.budget_rows(subject.asked, subject.resolved)
+def _recipe_rows(subject: Subject) -> Iterator[CheckRow]:
+    yield from recipe_rows.budget_rows(subject.requested, subject.resolved)
     yield recipe_rows.layout_row(subject.resolved)
 
 
-def _trained(subject: Subject) -> Iterator[CheckRow]:
+def _training_rows(subject: Subject) -> Iterator[CheckRow]:
     recipe, store = subject.trial, subject.store
     straight = subject.trained("straight", recipe)
     row = trial_rows.learns(recipe, straight, len(store.labels) or store.vocabulary)
@@ -114,7 +114,7 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
     yield trial_rows.same(straight, subject.trained("resumed", recipe, stop), f"SIGTERM in step {stop}")
 
 
-def _examined(subject: Subject) -> Iterator[CheckRow]:
+def _model_rows(subject: Subject) -> Iterator[CheckRow]:
     """Check masks and overfitting in this process on one device, with the trial's starting weights."""
     recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
     devices.set_deterministic(subject.device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bessemer.check.rows import CheckRow, judged
+from bessemer.check.rows import CheckRow, judge
 from bessemer.common.console import counted
 from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens.loader import Batch, Bools, Loader
@@ -65,7 +65,7 @@ def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
         hidden, share = targets >= 0, float((targets >= 0).mean())
         kept = float((inputs[hidden] == targets[hidden]).mean())
         holds = abs(share - recipe.train.masking.share) < 0.05 and kept < 0.5
-        return judged(TOPIC, "targets are the hidden tokens", holds,
+        return judge(TOPIC, "targets are the hidden tokens", holds,
                       f"{share:.1%} of the tokens are targets, {kept:.0%} of these stay visible")  # fmt: skip
     follows = targets[:, :-1] == inputs[:, 1:]
     has_target = targets[:, :-1] >= 0
@@ -73,7 +73,7 @@ def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
         has_target &= ~batch.starts[:, 1:]  # the first input of a segment is the token before the segment
     wrong = int((has_target & ~follows).sum())
     said = f"{counted(int(has_target.sum()), 'target')} of {counted(len(inputs), 'sequence')}, {wrong} of them not the next input"
-    return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()), said)
+    return judge(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()), said)
 
 
 def _future(trainer: Trainer, batch: Batch) -> CheckRow:
@@ -87,7 +87,7 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
         leak = max(leak, float(moved[:place].max()))
         seen = max([seen, *moved[place + 1 :].tolist()])
     said = f"token changed at {counted(len(places), 'place')}: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
-    return judged(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
+    return judge(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
 
 
 def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
@@ -105,7 +105,7 @@ def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_te
     if not recipe.tokens.document_mask:
         said += "; attention crosses documents, as tokens.document_mask = false says"
         return CheckRow(TOPIC, name, "warn", said)
-    return judged(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{said}, those between by {effect:.1e}")
+    return judge(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{said}, those between by {effect:.1e}")
 
 
 def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:

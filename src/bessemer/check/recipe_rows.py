@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bessemer.check.rows import CheckRow, judged
+from bessemer.check.rows import CheckRow, judge
 from bessemer.common.console import amount, counted
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import describe_axes
@@ -13,20 +13,20 @@ from bessemer.recipe.train import HORIZON
 BUDGET, LAYOUT = "batch and budget", "layout"
 
 
-def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
-    """Check that batch size and number of tokens are explicit in the recipe as written (`asked`)."""
+def budget_rows(requested: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
+    """Check that batch size and number of tokens are explicit in the recipe as written (`requested`)."""
     train, batches = resolved.train, resolved.batches
     steps, micro = train.steps, train.micro_batch
     ways = f"{counted(batches.full, 'sequence')} of {batches.length}: {resolved.parallel.data} x "
     ways += f"{counted(micro, 'sequence')} a micro-batch x {batches.full // resolved.parallel.data // micro}"
-    is_given = asked.train.global_batch_tokens is not None
+    is_given = requested.train.global_batch_tokens is not None
     said = f"{amount(train.global_batch_tokens)} tokens{'' if is_given else ', derived'}; {ways}"
-    yield judged(BUDGET, "global batch", is_given, said, otherwise="warn")
+    yield judge(BUDGET, "global batch", is_given, said, otherwise="warn")
     tokens = batches.tokens_before(steps)
-    given = {key: getattr(asked.train, key) for key in HORIZON}
+    given = {key: getattr(requested.train, key) for key in HORIZON}
     horizon = ", ".join(f"train.{key} = {value:,}" for key, value in given.items() if value is not None)
     said = f"{counted(steps, 'step')}, {amount(tokens)} tokens; {horizon or 'derived'}"
-    yield judged(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
+    yield judge(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
 
 
 def layout_row(resolved: ResolvedRecipe) -> CheckRow:
@@ -35,4 +35,4 @@ def layout_row(resolved: ResolvedRecipe) -> CheckRow:
     said = f"{describe_axes(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
     holds = layout.world % nodes == 0 and layout.world // nodes <= (per_node or layout.world)
     said += "" if holds else f", which have {per_node or 'equally many'} devices each"
-    return judged(LAYOUT, "sizes multiply to the world", holds, said)
+    return judge(LAYOUT, "sizes multiply to the world", holds, said)

@@ -24,12 +24,12 @@ class CheckRow:
     evidence: str
 
 
-def judged(topic: str, name: str, holds: bool, evidence: str, *, otherwise: Status = "FAIL") -> CheckRow:
+def judge(topic: str, name: str, holds: bool, evidence: str, *, otherwise: Status = "FAIL") -> CheckRow:
     """Return a row with status ok if it holds, else `otherwise`."""
     return CheckRow(topic, name, "ok" if holds else otherwise, evidence)
 
 
-def collected(topic: str, name: str, rows: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:
+def collect_rows(topic: str, name: str, rows: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:
     """Yield the rows of a check. An error ends the check with a FAIL row under `name`."""
     try:
         yield from rows()

@@ -19,24 +19,26 @@ SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60
 HELD_OUT = 0.05  # least held-out share of a sample
 
 
-def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, place: Path) -> RunDirectory:
-    """Return the run if it has the tokens of this recipe, else a run in `place` with tokens of sampled sources."""
+def sample_tokens(
+    requested: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, folder: Path
+) -> RunDirectory:
+    """Return the run if it has the tokens of this recipe, else a run in `folder` with tokens of sampled sources."""
     if _has_tokens(resolved, run):
         return run
-    if not asked.corpus.sources:
+    if not requested.corpus.sources:
         raise InputError(
             f"{run.path}: it has no tokens of this recipe; write them with `bessemer tokens`, then check again"
         )
-    size = max(SAMPLE_BYTES, BYTES_PER_ID * (resolved.tokenizer.vocabulary or 0)) // len(asked.corpus.sources)
+    size = max(SAMPLE_BYTES, BYTES_PER_ID * (resolved.tokenizer.vocabulary or 0)) // len(requested.corpus.sources)
     sources = tuple(
-        one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in asked.corpus.sources
+        one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in requested.corpus.sources
     )
     corpus: dict[str, Any] = {"sources": sources, "storage": None}
     small = resolved.changed(
-        run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
+        run={"name": "sample", "dir": str(folder)}, corpus=corpus, tokens={
             "held_out": max(resolved.tokens.held_out, HELD_OUT),
         })  # fmt: skip
-    sample = RunDirectory(place / "sample")
+    sample = RunDirectory(folder / "sample")
     sample.path.mkdir()
     with silent():
         build(small, sample)

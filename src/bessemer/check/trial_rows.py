@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from bessemer.check.rows import CheckRow, judged
+from bessemer.check.rows import CheckRow, judge
 from bessemer.check.trial import TrialResult
 from bessemer.checkpoint import latest
 from bessemer.common.console import size
@@ -37,11 +37,11 @@ def learns(recipe: ResolvedRecipe, trial: TrialResult, num_classes: int) -> Chec
     said = f"mean loss of the first {tail} steps {first:.3f}, of the last {last:.3f}; of a uniform guess {guess:.3f}"
     if recipe.is_continued and recipe.train.objective != "classify":  # a classifier's head is new
         holds, falls = first < guess and last < first + MARGIN, last < first - MARGIN
-        return judged(LEARNING, BEGINS, holds, said, otherwise="warn" if falls else "FAIL")
+        return judge(LEARNING, BEGINS, holds, said, otherwise="warn" if falls else "FAIL")
     if holds := last < min(first, guess - MARGIN):
         return CheckRow(LEARNING, LEARNS, "ok", said)
     said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
-    return judged(LEARNING, LEARNS, holds, said, otherwise="warn" if recipe.train.objective == "classify" else "FAIL")
+    return judge(LEARNING, LEARNS, holds, said, otherwise="warn" if recipe.train.objective == "classify" else "FAIL")
 
 
 def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
@@ -62,7 +62,7 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     said = (
         f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at a rate of {rate:g}"
     )
-    return judged(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
+    return judge(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
 
 
 def same(straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
@@ -75,7 +75,7 @@ def same(straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
     elif other.weights != straight.weights:
         said = f"losses equal, but weights {other.weights[:12]} instead of {straight.weights[:12]}"
     equal = f"{len(other.losses)} losses and weights {other.weights[:12]} equal"
-    return judged(RESUME, CONTINUES, not said, f"{how}: {said or equal}")
+    return judge(RESUME, CONTINUES, not said, f"{how}: {said or equal}")
 
 
 def logged(trial: TrialResult) -> CheckRow:
@@ -84,7 +84,7 @@ def logged(trial: TrialResult) -> CheckRow:
     rates = [row for row in train if row.get("tokens_per_second")]
     mixed = [row for row in train if "bits_per_byte" in row]
     said = f"{len(rates)} training lines with tokens/s, {len(validation)} validations on lines of their own"
-    return judged(LOGS, LOGGED, bool(rates and validation) and not mixed, said)
+    return judge(LOGS, LOGGED, bool(rates and validation) and not mixed, said)
 
 
 def saved(trial: TrialResult) -> CheckRow:
@@ -93,7 +93,7 @@ def saved(trial: TrialResult) -> CheckRow:
     assert checkpoint is not None, "the trial has ended"
     missing = [part for part in PARTS if part not in checkpoint] + [key for key in FACTS if key not in checkpoint.facts]
     said = f"step {checkpoint.step}: {', '.join((*PARTS, *FACTS))}" if not missing else f"lacks {', '.join(missing)}"
-    return judged(SAVED, HOLDS, not missing, said)
+    return judge(SAVED, HOLDS, not missing, said)
 
 
 def memory_row(trial: TrialResult) -> CheckRow:
@@ -103,4 +103,4 @@ def memory_row(trial: TrialResult) -> CheckRow:
     planned, measured = lines[-1]["planned"], lines[-1]["measured"]
     ratio, (low, high) = measured / planned, PLAN_TOLERANCE
     said = f"measured {size(measured)}, planned {size(planned)}: ratio {ratio:.2f}"
-    return judged(MEMORY, PLANNED, low <= ratio <= high, said, otherwise="warn" if ratio < 1.5 else "FAIL")
+    return judge(MEMORY, PLANNED, low <= ratio <= high, said, otherwise="warn" if ratio < 1.5 else "FAIL")

@@ -21,14 +21,14 @@ RUNG_SECONDS = 0.5  # seconds of timed training steps to plan a rung
 
 def check(args: argparse.Namespace) -> Any:
     """Print the launch checklist, and return it as plain values. The exit code is 1 if a row fails."""
-    from bessemer.check.command import checked
+    from bessemer.check.command import run_checklist
     from bessemer.check.rows import is_go, table, to_dict, verdict
     from bessemer.workflow import estimate, stages
     from bessemer.workflow.session import Session
 
     session = runs.open_recipe(args, fill_derived=False)
     recipe, run = session.recipe, session.run
-    rows = checked(
+    rows = run_checklist(
         recipe, run, lambda: estimate.plan_unstarted(recipe, run, args.recipe),
         lambda small, folder: stages.build_data(Session(small, folder)),
     )  # fmt: skip
