@@ -258,7 +258,7 @@ def test_results_of_a_run_are_not_read_as_text(project: Path, capsys: pytest.Cap
         assert run_command(["run", str(path)]) == 2, path
         assert f"a result of the run {made}" in capsys.readouterr().err
     assert run_command(["check", str(made / "export")]) == 2
-    assert "a model, and no text" in capsys.readouterr().err
+    assert "a model, not text" in capsys.readouterr().err
 
 
 def test_a_damaged_corpus_is_not_rebuilt_from_fewer_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

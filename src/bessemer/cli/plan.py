@@ -160,7 +160,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
         name = of_clusters[0].replace("_", "-")
-        raise InputError(f"plan: --{name} is of a plan for devices; name them by --gpus 8xH100 (or cluster.device)")
+        raise InputError(f"plan: --{name} needs devices to plan for; add --gpus 8xH100, or set cluster.device")
     if not requested:
         return []
     request = plan_request.from_recipe(
@@ -180,8 +180,6 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
 
     write, job = _page_writer(args), _requested_job(args, requested)
     planned, limit = plan_of(job, searched=args.search), _budget_of(args)
-    if limit is not None:
-        planned = limit.noted(planned)
     if not args.json:
         print(plan_table(planned))
         if args.search and planned.found is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bessemer.common.errors import InputError
@@ -47,33 +47,25 @@ class PlanBudget:
         """The amount in FLOPs, days or dollars. Raises InputError if it is not a positive number."""
         return plan_request.dollars(self.text, f"--{self.kind}")
 
-    def spent(self, result: PlanResult) -> float | None:
-        """Return the amount that a plan uses, or None for dollars without a price."""
+    def spent(self, result: PlanResult) -> float:
+        """Return the amount that a plan uses. Raises InputError for dollars without a price."""
         if self.kind == "flops":
             return result.step.model_flops / result.job.tokens * result.goal.tokens
-        return result.expected.seconds.expected / DAY if self.kind == "days" else result.bill.cost
+        if self.kind == "days":
+            return result.expected.seconds.expected / DAY
+        if result.bill.cost is None:
+            device = result.job.cluster.device.name
+            raise InputError(f"--money: the catalogue has no price for {device}; add --price P, dollars a device-hour")
+        return result.bill.cost
 
     def share(self, result: PlanResult) -> float:
         """Return the share of the budget that a plan uses. Raises InputError for dollars without a price."""
-        spent = self.spent(result)
-        if spent is None:
-            device = result.job.cluster.device.name
-            raise InputError(f"--money: the catalogue has no price for {device}; add --price P, dollars a device-hour")
-        return spent / self.amount
-
-    def noted(self, result: PlanResult) -> PlanResult:
-        """Return the plan, with a note if it exceeds the budget."""
-        spent = self.spent(result)
-        if spent is None or spent <= self.amount:
-            return result
-        note = f"--{self.kind} {self.text} is NOT kept: the expected figure is {spent / self.amount:.0%} of it"
-        return replace(result, goal=replace(result.goal, notes=(note, *result.goal.notes)))
+        return self.spent(result) / self.amount
 
     def to_dict(self, result: PlanResult) -> dict[str, Any]:
         """Return the budget and what a plan uses of it, in FLOPs, days or dollars, as plain values."""
         spent = self.spent(result)
-        kept = None if spent is None else spent <= self.amount
-        return {"kind": self.kind, "amount": self.amount, "spent": spent, "is_kept": kept}
+        return {"kind": self.kind, "amount": self.amount, "spent": spent, "is_kept": spent <= self.amount}
 
 
 def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float | None:
@@ -161,7 +153,9 @@ def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan:
     largest that fits is trained for longer. Raises InputError if the budget pays for no model.
     """
     if "gpus" not in asked:
-        raise InputError("plan: a budget on what? add --gpus 1024xH100, or give --flops alone, for the laws")
+        raise InputError(
+            "plan: a budget needs devices; add --gpus 1024xH100, or give --flops alone for the scaling laws"
+        )
     fixed = plan_request.count(asked["tokens"], "tokens") if "tokens" in asked else None
 
     def request(flops: float) -> PlanRequest:

@@ -229,7 +229,7 @@ def _read(path: Path) -> dict[str, DeviceSpec]:
         raise InputError(f"{path}: not TOML in UTF-8 ({error}); plan/devices.toml shows the form") from None
     tables = parsed.get("device")
     if set(parsed) != {"device"} or not isinstance(tables, list):
-        raise InputError(f"{path}: holds {sorted(parsed) or 'nothing'}, not [[device]] tables, as plan/devices.toml")
+        raise InputError(f"{path}: has {sorted(parsed) or 'no keys'}, not [[device]] tables; see plan/devices.toml")
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
     names = [device.name for device in devices]
     if repeated := sorted({name for name in names if names.count(name) > 1}):

@@ -66,7 +66,7 @@ def goal_of(
     """
     device = devices.of_cluster(recipe.cluster)
     if device is None:
-        raise InputError("cluster.device: which device? name one, as H100; `bessemer plan --devices` lists them")
+        raise InputError("cluster.device: not set; set a device such as H100 (`bessemer plan --devices` lists devices)")
     has_batch = recipe.train.global_batch_tokens is not None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
@@ -122,7 +122,7 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is not None and batch is not None and batch > ROUNDED_BATCH * asked:
         raise InputError(
-            f"train.global_batch_tokens = {batch:,} is more than all tokens of the run (train.tokens = {asked:,})"
+            f"train.global_batch_tokens = {batch:,} exceeds all tokens of the run (train.tokens = {asked:,}); make it smaller"
         )
     return tokens
 
@@ -152,7 +152,7 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
         other, what = "megatron-core", "mixtures of experts"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
-            raise InputError(f"cluster.framework = bessemer does not train {what}; leave it out to plan for {other}")
+            raise InputError(f"cluster.framework = bessemer does not train {what}; remove the key to plan for {other}")
         notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
         name = other
     return frameworks.find(name)

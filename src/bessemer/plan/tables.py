@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bessemer.common.console import amount, counted, duration, percent, rate, size, text_table
 from bessemer.model.config import ModelConfig
 from bessemer.plan import run_cost, scaling_laws, shapes
-from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
 from bessemer.plan.layouts import as_given
@@ -216,9 +217,9 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
     """Format a layout search: the best layouts, the Pareto front of speed and memory, and the nearest misses."""
     spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
     lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
-    lines += _layouts("best", of.preferred[:LISTED], devices)
+    lines += _layouts("best", of.preferred, devices)
     if len(of.pareto) > 1:
-        lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
+        lines += ["", *_layouts("least memory for its speed", of.pareto, devices)]
     if of.rejected:
         lines += ["", "nearest misses"]
         for miss in of.rejected[:3]:
@@ -231,10 +232,14 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
 
 
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
+    # The placement of experts follows from the layout, so one line is enough for all placements.
+    distinct: dict[Layout, Candidate] = {}
+    for one in rows:
+        distinct.setdefault(replace(one.job.layout, expert=1), one)
     cells = [
         (f"  {_short(one.job)}", short(one.step.seconds, 3), amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
          f"{one.memory.total / 1e9:.1f}", percent(one.risk), layout_line(one.job))
-        for one in rows
+        for one in [*distinct.values()][:LISTED]
     ]  # fmt: skip
     return text_table((title, "s a step", "a device", "MFU", "GB", "out of memory", ""), cells, "lrrrrrl")
 

@@ -23,9 +23,9 @@ class EvaluationSet(Section):
         if not name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".txt")):
             yield f"path: {self.path}: an evaluation set is a .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .txt file"
         if name.endswith(".txt") and self.fields:
-            yield "fields: a .txt file has none; remove the key"
+            yield "fields: a .txt file has no fields; remove the key"
         if not name.endswith(".txt") and not self.fields:
-            yield "fields: say which fields of the file hold the text, e.g. fields = ['question']"
+            yield "fields: not set; name the fields with the text, such as fields = ['question']"
 
 
 class Contamination(Section):
@@ -40,9 +40,9 @@ class Contamination(Section):
 
     def _complaints(self) -> Iterator[str]:
         if twice := first_duplicate([evaluation_set.name for evaluation_set in self.sets]):
-            yield f"two evaluation sets are named {twice!r}; give each a name of its own"
+            yield f"two evaluation sets are named {twice!r}; give each a different name"
         if self.min_words > self.ngram:
-            yield f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"
+            yield f"min_words is {self.min_words} but ngram is {self.ngram}; set min_words to at most ngram"
 
 
 class Dedup(Section):
@@ -92,11 +92,11 @@ class Quality(Section):
     def _complaints(self) -> Iterator[str]:
         if bool(self.high) != bool(self.low):
             missing = "low" if self.high else "high"
-            yield f"{missing} names nothing; a classifier needs examples of both, high and low"
+            yield f"{missing} is empty; list examples under both high and low"
         both = sorted(set(self.high) & set(self.low))
         if both:
-            yield f"{both[0]!r} stands in high and in low; a document is an example of one"
+            yield f"{both[0]!r} is in both high and low; remove it from one"
         if self.kind == "fasttext" and self.model is None:
-            yield "kind fasttext scores with a trained model; name its .bin or .ftz file as model"
+            yield "kind = fasttext needs a trained model; set model to its .bin or .ftz file"
         if self.threshold is not None and self.keep_share is not None:
-            yield "threshold and keep_share exclude each other: a limit on the score, or on the documents"
+            yield "threshold and keep_share exclude each other; remove one"

@@ -50,9 +50,9 @@ class Language(Section):
 
     def _complaints(self) -> Iterator[str]:
         for code in (code for code in self.split if self.allowed and code not in self.allowed):
-            yield f"split names {code!r}, which allowed does not keep; add it there or take it out here"
+            yield f"split names {code!r}, which is not in allowed; add it to allowed or remove it from split"
         if not self.identify and (self.allowed or self.split or self.only_for):
-            yield "identify is false, so that no other key of this table does anything; set identify = true"
+            yield "identify is false, so the other keys of this table have no effect; set identify = true"
 
 
 PERSONAL = ("email", "ip", "card", "iban", "phone")

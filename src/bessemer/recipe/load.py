@@ -84,7 +84,7 @@ def load(
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read as a recipe ({error}), and is no text to train on") from None
         if not text.strip():
-            raise InputError(f"{path}: is empty: neither a recipe nor text to train on")
+            raise InputError(f"{path}: the file is empty; give a recipe or text to train on")
         name, folder = _name(path) if may_be_unnamed else None, path.resolve().parent
         is_trusted = trust_code is True or not _is_of_run(path, text)
     elif str(reference) in (texts := shipped()):
@@ -104,7 +104,7 @@ def _reject_results(path: Path) -> None:
     """Raise InputError for a result of a run or a folder of a model, which are neither a recipe nor text."""
     place = path.resolve()
     if place.is_dir() and (place / "config.json").exists() and next(place.glob("*.safetensors"), None) is not None:
-        raise InputError(f"{path}: a model, and no text; a recipe begins from its weights with model.from")
+        raise InputError(f"{path}: a model, not text; to start from its weights, set model.from in a recipe")
     if place.suffix == ".toml" or (place / "recipe.toml").exists():
         return
     for folder in place.parents:
@@ -391,7 +391,7 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
     has_size = not model.keys().isdisjoint((*SIZES, "from"))
     if theirs is None:
         if not has_size:
-            raise InputError(f"train.start: {start} has no recipe.toml, which says the model; name a trained run")
+            raise InputError(f"train.start: {start} has no recipe.toml; give the directory of a trained run")
         return
     if not has_size:
         values["model"] = {key: value for key, value in theirs["model"].items() if key != "from"} | model

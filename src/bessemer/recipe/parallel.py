@@ -250,7 +250,7 @@ class Cluster(Section):
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
         if (value := self.inter_bandwidth or 0.0) > FASTEST:
-            yield f"inter_bandwidth = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}"
+            yield f"inter_bandwidth = {value:g} is more than any network has; give GB/s, at most {FASTEST:,}"
         for option in self.sbatch:
             if not re.fullmatch(r"--?[A-Za-z][^\r\n]*", option):
-                yield f'sbatch: "{option}" is no option of sbatch; write it as "--partition=gpu"'
+                yield f'sbatch: "{option}" is not an option of sbatch; write it as "--partition=gpu"'

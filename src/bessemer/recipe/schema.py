@@ -240,7 +240,7 @@ class Recipe(Section):
             if url is not None and url.startswith(("/", "~")):
                 place = Path(url).expanduser() / self.run.name
                 if place == folder or folder in place.parents:
-                    yield f"{key} = {url} would lie in the run's own folder, {folder}; name another disk"
+                    yield f"{key} = {url} is inside the run directory {folder}; set a folder on another disk"
 
     def _tokens_fit(self) -> Iterator[str]:
         predicts_all = self.train.objective != "classify" and not self.predicts_hidden

@@ -34,7 +34,7 @@ class TokenizerChoice(Section):
             yield f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens"
         twice = first_duplicate((self.end_of_text, *self.special_tokens))
         if twice or "" in self.special_tokens:
-            yield f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own"
+            yield f"special_tokens: {twice or ''!r} is empty or listed twice; give each token a different name"
 
 
 Packing = Literal["concatenate", "best-fit", "document"]
@@ -48,9 +48,9 @@ class MixturePhase(Section):
 
     def _complaints(self) -> Iterator[str]:
         if not isinstance(self.from_, str) and not 0.0 <= self.from_ < 1.0:
-            yield f"from = {self.from_}: a share of the run's samples lies in [0, 1)"
+            yield f"from = {self.from_}: not a share of the run's samples; give a number from 0 up to 1, without 1"
         if not any(self.weights.values()):
-            yield "weights: no source has a share; give one at least"
+            yield "weights: all are 0; give at least one source a positive weight"
 
 
 class Tokens(Section):
@@ -73,4 +73,4 @@ class Tokens(Section):
     def _complaints(self) -> Iterator[str]:
         places = [phase.from_ for phase in self.schedule if not isinstance(phase.from_, str)]
         if places != sorted(set(places)) or sum(phase.from_ == "decay" for phase in self.schedule) > 1:
-            yield "schedule: its phases must begin one after the other; sort them by from"
+            yield "schedule: the phases are not in order; sort them by from, without duplicates"

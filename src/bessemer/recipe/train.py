@@ -95,7 +95,7 @@ class BatchRamp(Section):
 
     def _complaints(self) -> Iterator[str]:
         if (self.steps is None) == (self.tokens is None):
-            yield "give steps or tokens, one of them: how long the batch grows"
+            yield "steps and tokens: exactly one must be set; it is the length of the ramp"
 
 
 HORIZON = ("steps", "tokens", "minutes")  # keys of [train], one of which sets the length of a run
@@ -164,7 +164,7 @@ class Train(Section):
         if self.objective_settings and self.objective_rule.is_built_in:
             yield f"objective_settings has no effect with objective = {self.objective!r}; it is for classes of your own"
         if self.start_step is not None and self.start is None:
-            yield "start_step is of train.start, which is left out"
+            yield "start_step has no effect without train.start; set train.start or remove start_step"
         if self.objective == "classify" and self.z_loss:
             yield "z_loss has no meaning for a classifier; leave it out, or choose another objective"
         if self.objective != "classify" and self.dropout.classifier:
