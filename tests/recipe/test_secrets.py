@@ -184,4 +184,4 @@ def test_an_alert_that_cannot_be_posted_names_no_url(
     with post_incidents(RunDirectory(tmp_path), url):
         pass
     said = capsys.readouterr().err
-    assert said.count("an alert could not be posted") == 1 and SECRET not in said
+    assert said.count("report.webhook") == 1 and SECRET not in said
