@@ -102,9 +102,9 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
                 yield name, tensor.dtype, data[at : at + BLOCK_BYTES].data
 
     with open(path, "xb", buffering=0) as file:
-        found = _pass(blocks(), file)
+        scan_result = _pass(blocks(), file)
         os.fsync(file.fileno())
-    return found
+    return scan_result
 
 
 def scan(path: str | os.PathLike[str]) -> Scan:
@@ -165,13 +165,13 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
     tensors, end = [], 0
     try:
         header = json.loads(head[8:])
-        for name, of in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
-            begin, stop = of["data_offsets"]
-            if begin != end or not isinstance(stop, int) or of["dtype"] not in _ORDER or stop < begin:
+        for name, entry in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
+            begin, stop = entry["data_offsets"]
+            if begin != end or not isinstance(stop, int) or entry["dtype"] not in _ORDER or stop < begin:
                 return head, []
-            if stop - begin != prod(of["shape"]) * _item_bytes(of["dtype"]):
+            if stop - begin != prod(entry["shape"]) * _item_bytes(entry["dtype"]):
                 return head, []
-            tensors.append((name, of["dtype"], stop - begin))
+            tensors.append((name, entry["dtype"], stop - begin))
             end = stop
     except (ValueError, KeyError, TypeError, AttributeError):
         return head, []

@@ -103,8 +103,8 @@ def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Content
     tensors: dict[str, Any] = {}
     pieces: dict[str, Any] = {}
     for part, named in contents.items():
-        tensors[part] = {name: [of.dtype, of.shape] for name, of in named.items()}
-        pieces[part] = {name: [[p.file, p.key, p.offset, p.shape] for p in of.shards] for name, of in named.items()}
+        tensors[part] = {name: [t.dtype, t.shape] for name, t in named.items()}
+        pieces[part] = {name: [[p.file, p.key, p.offset, p.shape] for p in t.shards] for name, t in named.items()}
     keys = {"format": FORMAT, "step": step, "files": files, "tensors": tensors, "pieces": pieces, "facts": facts}
     return json.dumps(_signed(keys))
 
@@ -121,27 +121,25 @@ def load_manifest(folder: Path) -> SavedCheckpoint:
     path = folder / MANIFEST
     if not path.exists():
         raise BessemerError(f"{folder}: {MANIFEST} is missing")
-    found = read_json(path)
-    if not isinstance(found, dict) or found != _signed({key: found[key] for key in found if key != "sha256"}):
+    keys = read_json(path)
+    if not isinstance(keys, dict) or keys != _signed({key: keys[key] for key in keys if key != "sha256"}):
         raise BessemerError(f"{path}: damaged: its hash does not match its content")
-    if found.get("format") not in (1, FORMAT):
-        raise BessemerError(f"{path}: format {found.get('format')} is not supported; update Bessemer")
+    if keys.get("format") not in (1, FORMAT):
+        raise BessemerError(f"{path}: format {keys.get('format')} is not supported; update Bessemer")
     try:
-        pieces = found["pieces"] if found["format"] == FORMAT else None
+        pieces = keys["pieces"] if keys["format"] == FORMAT else None
         contents = {
-            part: {name: _stored(part, name, of[0], tuple(of[1]), pieces) for name, of in named.items()}
-            for part, named in found["tensors"].items()
+            part: {name: _stored(part, name, tensor[0], tuple(tensor[1]), pieces) for name, tensor in named.items()}
+            for part, named in keys["tensors"].items()
         }
-        checkpoint = SavedCheckpoint(
-            folder, int(found["step"]), found["files"], contents, found["facts"], found["sha256"]
-        )
+        checkpoint = SavedCheckpoint(folder, int(keys["step"]), keys["files"], contents, keys["facts"], keys["sha256"])
         for part, named in contents.items():
-            for name, of in named.items():
+            for name, tensor in named.items():
                 what = f"{path}: {part} tensor {name}"
-                if of.dtype not in DTYPES:
-                    raise BessemerError(f"{what} has the unsupported dtype {of.dtype!r}")
-                require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
-                if unknown := [shard.file for shard in of.shards if shard.file not in checkpoint.files]:
+                if tensor.dtype not in DTYPES:
+                    raise BessemerError(f"{what} has the unsupported dtype {tensor.dtype!r}")
+                require_cover(what, tensor.shape, [(shard.offset, shard.shape) for shard in tensor.shards])
+                if unknown := [shard.file for shard in tensor.shards if shard.file not in checkpoint.files]:
                     raise BessemerError(f"{what} is in {unknown[0]}, which has no hash")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BessemerError(f"{path}: not a valid checkpoint manifest ({type(error).__name__}: {error})") from None
@@ -152,12 +150,12 @@ def load_manifest(folder: Path) -> SavedCheckpoint:
 
 def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> None:
     """Raise BessemerError unless the tensors in these files have the dtypes that the manifest records."""
-    there = {file: tensor_dtypes(folder / file) for file in files}
+    types = {file: tensor_dtypes(folder / file) for file in files}
     for part, named in contents.items():
-        for name, of in named.items():
-            for shard in (shard for shard in of.shards if shard.file in there):
-                if (found := there[shard.file].get(shard.key)) != DTYPES[of.dtype]:
-                    raise BessemerError(f"{folder / shard.file}: {part} tensor {name} is of {found}, not {of.dtype}")
+        for name, t in named.items():
+            for shard in (shard for shard in t.shards if shard.file in types):
+                if (dtype := types[shard.file].get(shard.key)) != DTYPES[t.dtype]:
+                    raise BessemerError(f"{folder / shard.file}: {part} tensor {name} is of {dtype}, not {t.dtype}")
 
 
 def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any] | None) -> StoredTensor:

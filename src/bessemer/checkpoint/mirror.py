@@ -141,14 +141,14 @@ class Mirror:
 
     def update(self) -> None:
         """Upload published checkpoints, and remove those that the run no longer has. Raises BessemerError, OSError."""
-        there, here = self._listed(), checkpoint_steps(self._run.checkpoints)
-        if not here:
+        mirrored, local = self._listed(), checkpoint_steps(self._run.checkpoints)
+        if not local:
             return
-        if there:
+        if mirrored:
             self.require_own()
         else:
             self._own(_content(self._run.checkpoints / OWNER))
-        new = [step for step in here if self._differs(step, there.get(step))]
+        new = [step for step in local if self._differs(step, mirrored.get(step))]
         for path in (path for pattern in RUN_FILES if new for path in sorted(self._run.path.glob(pattern))):
             copy(path, self.folder / path.name)
         for step in reversed(new):
@@ -158,10 +158,10 @@ class Mirror:
             except (BessemerError, FileNotFoundError):
                 if folder.exists():  # otherwise retention has removed it during the upload
                     raise
-        older = sorted(step for step in there if step < here[0])
-        for step in there.keys() - {*[*older, *here][-max(self._keep, len(here)) :]}:
-            (there[step] / MANIFEST).unlink(missing_ok=True)
-            remove_tree(there[step])
+        older = sorted(step for step in mirrored if step < local[0])
+        for step in mirrored.keys() - {*[*older, *local][-max(self._keep, len(local)) :]}:
+            (mirrored[step] / MANIFEST).unlink(missing_ok=True)
+            remove_tree(mirrored[step])
 
     def restore_newest(self) -> int | None:
         """Download the newest checkpoint that verifies, and the run's files that are missing locally.
@@ -230,10 +230,10 @@ class Mirror:
             copy(folder / name, target / name)
         copy(folder / MANIFEST, target / MANIFEST)
 
-    def _differs(self, step: int, there: AnyPath | None) -> bool:
+    def _differs(self, step: int, mirrored: AnyPath | None) -> bool:
         """Return True if the mirror lacks the checkpoint or has another one of the step, as after a rollback."""
         mine = _content(self._run.checkpoints / checkpoint_name(step) / MANIFEST)
-        return mine is not None and (there is None or mine != _content(there / MANIFEST))
+        return mine is not None and (mirrored is None or mine != _content(mirrored / MANIFEST))
 
     def _listed(self) -> dict[int, AnyPath]:
         """Return the mirror's checkpoint folders by step, complete or not."""

@@ -156,10 +156,10 @@ def publish(
             raise BessemerError(f"{temporary}: not visible to rank {mesh.rank}; use a file system that all share")
         files = {}
         for part, (file, _) in prepared.plan.items():
-            found = save_file(_sources(prepared.own[part]), temporary / file)
-            if found.nonfinite is not None:
-                raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} has non-finite values")
-            files[file] = found.fingerprint
+            result = save_file(_sources(prepared.own[part]), temporary / file)
+            if result.nonfinite is not None:
+                raise BessemerError(f"checkpoint: {part} tensor {result.nonfinite} has non-finite values")
+            files[file] = result.fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
@@ -338,13 +338,13 @@ def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
     if not path.is_file():
         raise BessemerError(f"{path}: the file is missing")
     try:
-        found = scan(path)
+        result = scan(path)
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read: {error}") from None
-    if found.fingerprint != fingerprint:
+    if result.fingerprint != fingerprint:
         raise BessemerError(f"{path}: damaged: size or SHA-256 differs from the manifest")
-    if found.nonfinite is not None:
-        raise BessemerError(f"{path}: tensor {found.nonfinite} has non-finite values")
+    if result.nonfinite is not None:
+        raise BessemerError(f"{path}: tensor {result.nonfinite} has non-finite values")
 
 
 def drop_newer(folder: Path, step: int) -> None:
@@ -373,9 +373,9 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     """Remove the checkpoints that `keep` does not include, up to the step `current`."""
     steps = [step for step in checkpoint_steps(folder) if step <= current]
-    kept = Retention.from_value(keep).kept(steps)
+    selected = Retention.from_value(keep).select(steps)
     for step in steps:
-        if step not in kept:
+        if step not in selected:
             _remove(folder / checkpoint_name(step))
 
 

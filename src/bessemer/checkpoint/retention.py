@@ -32,16 +32,16 @@ class Retention:
         """Convert `keep` to a Retention; a number keeps that many of the newest checkpoints."""
         return keep if isinstance(keep, Retention) else cls(keep)
 
-    def kept(self, steps: list[int]) -> set[int]:
+    def select(self, steps: list[int]) -> set[int]:
         """Return which of the published steps to keep."""
         ascending = sorted(steps)
-        kept = set(ascending[-self.newest :]) | {step for step in ascending if step == self.best}
-        kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
-        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
+        selected = set(ascending[-self.newest :]) | {step for step in ascending if step == self.best}
+        selected |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
+        selected |= set([step for step in ascending if step <= self.healthy_until][-1:])
         if self.distance:
-            kept |= set([step for step in ascending if step <= ascending[-1] - self.distance][-1:])
+            selected |= set([step for step in ascending if step <= ascending[-1] - self.distance][-1:])
             # Keep the first checkpoint of each of the last three spans too, so that one is always old enough later.
             last = ascending[-1] // self.distance
             for span in range(last - SPANS + 1, last + 1):
-                kept |= set([step for step in ascending if step // self.distance == span][:1])
-        return kept
+                selected |= set([step for step in ascending if step // self.distance == span][:1])
+        return selected

@@ -129,8 +129,8 @@ def rank_memory(
     )
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
-    kept = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = kept * element_bytes.cast  # the backward pass keeps these
+    kept_weights = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
+    casts = kept_weights * element_bytes.cast  # the backward pass keeps these
     if layout.world == 1:
         head, narrow = config.vocabulary * config.width if logits else 0, 0
         waiting = FP32 * head if config.is_tied else 0  # the head's gradient, for that of the embedding

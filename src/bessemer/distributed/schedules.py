@@ -174,7 +174,7 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
     steps = (
         [lists[name](rank) for rank in range(ranks)] if name in lists else _lists_of_torch(name, ranks, micro_batches)
     )
-    return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
+    return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(actions_of_rank) for actions_of_rank in steps))
 
 
 def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:

@@ -212,8 +212,8 @@ def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
         chunk = bits[start : start + size].to(torch.int64)
         index = torch.arange(start, start + len(chunk), device=shard.device)
         if shape != tuple(shard.shape):  # row-major in the whole tensor
-            places = zip(torch.unravel_index(index, shard.shape), offset, strides, strict=True)
-            index = torch.stack([(place + first) * stride for place, first, stride in places]).sum(dim=0)
+            axes = zip(torch.unravel_index(index, shard.shape), offset, strides, strict=True)
+            index = torch.stack([(position + first) * stride for position, first, stride in axes]).sum(dim=0)
         for number, seed in enumerate(seeds):
             total[number] += splitmix64_finaliser(chunk ^ splitmix64_finaliser(index + seed)).sum().cpu()
     return total

@@ -149,8 +149,8 @@ def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights
             meta_model(config), lambda name, parameter: read(name), vocabulary, ids, recipe.run.name, staged / name, dtype,
             licence, template,
         )  # fmt: skip
-        kept = run.source if _is_imported(run) else store.folder
-        generation = read_table(kept / "generation_config.json")
+        source = run.source if _is_imported(run) else store.folder
+        generation = read_table(source / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
         names = template_names(store.folder, recipe.tokenizer.end_of_text)
         system = None if template is None else default_system(template, names)

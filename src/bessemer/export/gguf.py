@@ -282,11 +282,11 @@ def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for tensor in tensors:
-        found = written.pop(tensor.name, None)
+        read = written.pop(tensor.name, None)
         is_equal = (
-            found is not None
-            and tuple(int(size) for size in found.shape[::-1]) == tensor.shape
-            and np.array_equal(np.asarray(found.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
+            read is not None
+            and tuple(int(size) for size in read.shape[::-1]) == tensor.shape
+            and np.array_equal(np.asarray(read.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
         )
         if not is_equal:
             raise BessemerError(f"export --to gguf: tensor {tensor.name} differs after reading it back")

@@ -215,9 +215,9 @@ def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
     settings |= {key: special[key] for key in special if key in settings}
     write_json(folder / "config.json", settings | _dtype_keys(files.dtype or torch.float32))
     if config.causal and not config.labels:
-        kept = read_table(files.tokenizer_json.parent / "generation_config.json") if files.special else {}
+        keys = read_table(files.tokenizer_json.parent / "generation_config.json") if files.special else {}
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), files.end_of_text)
-        write_json(folder / "generation_config.json", kept | ids | {key: special[key] for key in ids if key in special})
+        write_json(folder / "generation_config.json", keys | ids | {key: special[key] for key in ids if key in special})
     _write_tokenizer(files, config, folder)
 
 

@@ -115,13 +115,13 @@ class _Posts:
                 except ValueError:
                     continue
                 if isinstance(row, dict) and (severity := severity_of(row)) != "info":
-                    said = f"{row.get('cause')}; {row.get('action')}"
-                    self.post(severity, str(row.get("what")), said, step=row.get("step"), incident=row)
+                    message = f"{row.get('cause')}; {row.get('action')}"
+                    self.post(severity, str(row.get("what")), message, step=row.get("step"), incident=row)
 
-    def post(self, severity: Severity, what: str, said: str, **more: Any) -> None:
+    def post(self, severity: Severity, what: str, message: str, **more: Any) -> None:
         """Post one alert. Slack, Mattermost and Discord show its `text` or `content`."""
         where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
-        text = f"[{severity}] {self._run.path.name}: {what}{where}: {said}"
+        text = f"[{severity}] {self._run.path.name}: {what}{where}: {message}"
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body = {"run": self._run.path.name, "severity": severity, "what": what, "time": time, **more,
                 "text": text, "content": text[:1900]}  # fmt: skip

@@ -66,8 +66,8 @@ class WallClock:
             yield
         except BaseException as error:
             if not (self._has_ended or isinstance(error, Stopped)):
-                said = " ".join(str(error).split()) if isinstance(error, BessemerError) else type(error).__name__
-                self.write(self._step, f"{ERROR}{said}")
+                message = " ".join(str(error).split()) if isinstance(error, BessemerError) else type(error).__name__
+                self.write(self._step, f"{ERROR}{message}")
             raise
 
     @contextmanager

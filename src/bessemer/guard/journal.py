@@ -90,8 +90,8 @@ class Journal:
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
-                found, journal.check = row.pop("check"), _check(journal.check, row)
-                if found != journal.check:
+                check, journal.check = row.pop("check"), _check(journal.check, row)
+                if check != journal.check:
                     raise ValueError
                 if row["kind"] == "skip":
                     journal.skips.add((int(row["step"]), int(row["rollbacks"])))

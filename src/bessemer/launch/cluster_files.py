@@ -97,8 +97,8 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
     Raises InputError for a time limit so short that the job would be stopped at its start.
     """
-    given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
-    limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
+    limits = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
+    limit = ([match[1] for match in limits if match] or [TIME_LIMIT])[-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
         raise InputError(f"cluster.sbatch: --time={limit} is below cluster.save_seconds + 60 s = {needed} s; raise it")
     logs = sbatch_path(folder / "logs", "%x-%j.out")

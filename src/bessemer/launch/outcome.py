@@ -55,18 +55,18 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {then}")
     cause = "; ".join(loss["cause"] for loss in lost_ranks(run)) or f"torchrun exited with {code}, see the output above"
     if crashes:
-        kept = run.path / "training-error.txt"
-        kept.write_text(crashes[0]["traceback"])
-        cause += f"; see {kept}"
+        path = run.path / "training-error.txt"
+        path.write_text(crashes[0]["traceback"])
+        cause += f"; see {path}"
     raise BessemerError(f"train: {cause}; {then}")
 
 
 def record_lost_ranks(run: RunDirectory) -> None:
     """Record the processes that the last start of the group lost, and create the folder for the reports of this start."""
     if status_files.read_report(run) is None:
-        found = lost_ranks(run)
-        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
-        for loss in found:
+        losses = lost_ranks(run)
+        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in losses) else {}
+        for loss in losses:
             warn(f"{loss['cause']}; {ACTION}")
             record(run.incidents, action=ACTION, **loss, **more)
     shutil.rmtree(run.status, ignore_errors=True)
@@ -101,8 +101,8 @@ def stalled_ranks(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
     last, limit = max(one.beat for one in readings), min(one.limit for one in readings)
     if silent := [one for one in readings if last - one.beat > max(SAME_MOMENT, limit / 2)]:
         return silent
-    places = {one.rank: (one.step, heartbeat.PHASES.index(one.phase)) for one in readings}
-    return [one for one in readings if places[one.rank] == min(places.values())]
+    progress = {one.rank: (one.step, heartbeat.PHASES.index(one.phase)) for one in readings}
+    return [one for one in readings if progress[one.rank] == min(progress.values())]
 
 
 def _hang(one: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str, Any]:
@@ -121,11 +121,11 @@ def _loss(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: in
 
 def _collect_stacks(run: RunDirectory) -> str:
     """Append the stacks of all processes to stacks.txt in the run directory, and return its path."""
-    kept = run.path / "stacks.txt"
-    with open(kept, "a") as file:
+    output = run.path / "stacks.txt"
+    with open(output, "a") as file:
         for path in sorted(run.status.glob("rank-*.stacks")):
             file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {path.stem}\n{path.read_text(errors='replace')}\n")
-    return str(kept)
+    return str(output)
 
 
 def main() -> int:

@@ -27,12 +27,12 @@ SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must 
 
 
 def prepare_run(
-    opened: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
+    open_run: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
 ) -> tuple[dist.Store, RunDirectory, Parallel]:
     """Return the launcher's store, the run, and the layout for the processes that were started.
 
     Args:
-        opened: Returns the recipe and the run, on every process. They must be equal on all, and so must program and tokens.
+        open_run: Returns the recipe and the run, on every process. They must be equal on all, and so must program and tokens.
         prepare: Prepares the run for training, on rank 0.
 
     Raises:
@@ -45,7 +45,7 @@ def prepare_run(
     runs: list[RunDirectory] = []
 
     def inputs() -> str:
-        recipe, run = opened()
+        recipe, run = open_run()
         runs.append(run)
         if not recipe.parallel.elastic:
             require_world(recipe.parallel, world)
@@ -106,9 +106,9 @@ def fit_layout(recipe: ResolvedRecipe, processes: int) -> Parallel:
     shards = [(1, n) for n in range(min(layout.shard, parts), 0, -1)]
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
     for replicate, shard in replicas + shards:
-        found = layout.model_copy(update={"replicate": replicate, "shard": shard})
-        if all(found.runs_batch(size, micro) for size in sizes):
-            return found
+        fitted = layout.model_copy(update={"replicate": replicate, "shard": shard})
+        if all(fitted.runs_batch(size, micro) for size in sizes):
+            return fitted
     raise InputError(
         f"parallel.elastic: no layout of {processes} processes keeps the batch; start at least {layout.ranks_per_part}"
     )

@@ -194,12 +194,12 @@ class AttentionScope:
         Each item has the slice of the queries among the local tokens, the index of the first query in the sequence of
         `length` tokens, and the slice of the keys.
         """
-        here = 0
+        done = 0
         for low, high in ((0, length),) if self.documents is None else self.documents.ranges:
             for start in range(low, high, size):
                 end = min(start + size, high)
-                yield slice(here + start - low, here + end - low), start, slice(*self.spec.keys_of(start, end, length))
-            here += high - low
+                yield slice(done + start - low, done + end - low), start, slice(*self.spec.keys_of(start, end, length))
+            done += high - low
 
 
 @lru_cache(maxsize=4)

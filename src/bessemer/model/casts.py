@@ -64,10 +64,10 @@ def additions() -> Iterator[Additions]:
 
     Make the calls in order, after autograd has set the `.grad` of the parameters.
     """
-    found: Additions = []
-    token = _COLLECTED.set(found)
+    result: Additions = []
+    token = _COLLECTED.set(result)
     try:
-        yield found
+        yield result
     finally:
         _COLLECTED.reset(token)
 

@@ -144,9 +144,9 @@ def dropping_chunk(batch: int, heads: int, length: int) -> int:
 CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
 
 
-def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
-    """Return the number of tokens whose logits are in memory at once, at most `asked`; a CPU uses chunks that fit its cache."""
-    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
+def loss_chunk(requested: int, vocabulary: int, is_cuda: bool) -> int:
+    """Return the number of tokens whose logits are in memory at once, at most `requested`. On a CPU they fit its cache."""
+    return requested if is_cuda else min(requested, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 def default_mlp_width(width: int, gated: bool = True) -> int:

@@ -62,9 +62,9 @@ def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
     return x < round(rate * 2**32) - 2**31
 
 
-def _shift_right(x: Tensor, places: int, bits: int) -> Tensor:
+def _shift_right(x: Tensor, num_bits: int, bits: int) -> Tensor:
     """Return x >> places, filled with zeros."""
-    return (x >> places) & ((1 << (bits - places)) - 1)
+    return (x >> num_bits) & ((1 << (bits - num_bits)) - 1)
 
 
 @dataclass(frozen=True)

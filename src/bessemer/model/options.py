@@ -206,8 +206,8 @@ class ModelOptions:
 
     def window_of(self, layer: int) -> int:
         """Return the number of tokens that a layer's attention sees; 0 for all."""
-        every, place = self.global_every, self.global_every - 1 if self.global_last else 0
-        return 0 if layer in self.global_layers or (every and layer % every == place) else self.window
+        every, offset = self.global_every, self.global_every - 1 if self.global_last else 0
+        return 0 if layer in self.global_layers or (every and layer % every == offset) else self.window
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of a layer's queries and keys, or None for a layer without rotation."""

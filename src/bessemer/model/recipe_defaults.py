@@ -158,8 +158,8 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):
             return _imported(model, Path(name), ids)
-        found = hub.fetch_model(name, weights=False)
-        return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder, ids)
+        fetched = hub.fetch_model(name, weights=False)
+        return _imported(model.changed(from_=f"hf:{fetched.pinned}"), fetched.folder, ids)
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(
@@ -177,13 +177,13 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     """Return the dimensions and options of the folder that the weights come from. The recipe may repeat but not change them."""
     family_named(model.family)  # loads the class, which may be the one that reads the folder
-    found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
-    found["vocabulary"] = max(found["vocabulary"], ids)
-    for key, value in found.items():
-        if key in model.model_fields_set and key in given and given[key] != value:
-            raise InputError(f"model.{key}: {given[key]} differs from {value} in {folder}; remove the key")
-    read = Model.model_validate({key: value for key, value in found.items() if value is not None})
-    return as_resolved(model.changed(**{key: getattr(read, key) for key in found}), ResolvedModel)
+    imported, requested = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
+    imported["vocabulary"] = max(imported["vocabulary"], ids)
+    for key, value in imported.items():
+        if key in model.model_fields_set and key in requested and requested[key] != value:
+            raise InputError(f"model.{key}: {requested[key]} differs from {value} in {folder}; remove the key")
+    read = Model.model_validate({key: value for key, value in imported.items() if value is not None})
+    return as_resolved(model.changed(**{key: getattr(read, key) for key in imported}), ResolvedModel)
 
 
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:

@@ -203,11 +203,11 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
     samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
     if training.trainer.mesh.is_main:
         known = trace.describe_documents(training.run.corpus, _document_names(samples))
-        places = {name: trace.describe_place(row) for name, row in known.items()}
+        locations = {name: trace.describe_place(row) for name, row in known.items()}
         figures: dict[str, Any] = {} if alarm.loss is None else {"loss": alarm.loss, "grad_norm": alarm.grad_norm}
         record(
             training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,
-            documents=samples, places=places, **figures, **more,
+            documents=samples, places=locations, **figures, **more,
         )  # fmt: skip
     if not action.endswith(STOPPED):
         warn(f"step {step}: {alarm.kind.name}: {alarm.cause}; {action} (see {training.run.incidents.name})")

@@ -98,8 +98,8 @@ def cpu_name() -> str:
     """Return the processor's name and torch's number of threads."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = found[1] if found else name
+        match = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = match[1] if match else name
     return f"{name}, {counted(torch.get_num_threads(), 'thread')}"
 
 
@@ -142,11 +142,11 @@ def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
     num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    place = libc.malloc(num_bytes)
-    if place:
-        first = -(-place // HUGE_PAGE) * HUGE_PAGE
-        libc.madvise(first, (place + num_bytes - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
-        libc.free(place)
+    address = libc.malloc(num_bytes)
+    if address:
+        first = -(-address // HUGE_PAGE) * HUGE_PAGE
+        libc.madvise(first, (address + num_bytes - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
+        libc.free(address)
 
 
 def release_unused(device: Device) -> None:
@@ -238,8 +238,8 @@ def peak_resident_bytes() -> int:
 def _status_bytes(field: str) -> int | None:
     """Return a field of Linux's /proc/self/status in bytes; None if it is missing."""
     status = Path("/proc/self/status")
-    found = re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE) if status.exists() else None
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(match[1]) * 1024 if match else None
 
 
 def resident_bytes() -> int:

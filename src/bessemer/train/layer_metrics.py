@@ -97,10 +97,10 @@ class Terms:
         for of_rank in mesh.gather(own):
             for key, terms in of_rank.items():
                 by_key.setdefault(key, []).append(terms)
-        found: dict[str, dict[str, float]] = {name: {} for name in METRICS}
+        values: dict[str, dict[str, float]] = {name: {} for name in METRICS}
         for name, layer in sorted(by_key, key=lambda key: key[1].partition(".")[0].zfill(6)):
-            found[name][layer] = METRICS[name].value(*_reduced(name, torch.stack(by_key[name, layer])).tolist())
-        return found
+            values[name][layer] = METRICS[name].value(*_reduced(name, torch.stack(by_key[name, layer])).tolist())
+        return values
 
 
 def _reduced(name: str, terms: Tensor) -> Tensor:

@@ -109,9 +109,9 @@ def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
 
     For step 0, all lines are removed, since a fresh start validates at step 0 again.
     """
-    kept = [row for row in rows if step and row.get("step", 0) <= step]
-    if len(kept) != len(rows) or is_torn(path):
-        write_atomic(path, b"".join(map(json_line, kept)))
+    rest = [row for row in rows if step and row.get("step", 0) <= step]
+    if len(rest) != len(rows) or is_torn(path):
+        write_atomic(path, b"".join(map(json_line, rest)))
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:

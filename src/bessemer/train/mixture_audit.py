@@ -47,20 +47,20 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
         on epochs, and `drawn_share` the consumed share.
     """
     sequences, tokens = counts
-    asked, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)
+    requested, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)
     weight = tokens.sum(axis=1) / max(int(tokens.sum()), 1)
     if not weight.any():
         weight = np.eye(len(tokens))[0]
-    drawn = sequences.sum(axis=0)
-    rows = _rows(mixture, weight @ asked, weight @ planned, drawn, tokens.sum(axis=0))
-    for row, epochs in zip(rows.values(), (drawn / np.array(mixture.sequences)).tolist(), strict=True):
+    actual = sequences.sum(axis=0)
+    rows = _rows(mixture, weight @ requested, weight @ planned, actual, tokens.sum(axis=0))
+    for row, epochs in zip(rows.values(), (actual / np.array(mixture.sequences)).tolist(), strict=True):
         row |= {"epochs": epochs, "repeated_often": epochs > REPEATS_WORTH_A_WARNING}
     phases = []
     starts = [next(p.first for p in mixture.phases if p.recipe_phase == number) for number in range(len(tokens))]
     for number, (start, next_start) in enumerate(zip(starts, [*starts[1:], samples], strict=True)):
         end = min(next_start, samples)
         if end > start:
-            of_phase = _rows(mixture, asked[number], planned[number], sequences[number], tokens[number])
+            of_phase = _rows(mixture, requested[number], planned[number], sequences[number], tokens[number])
             phases.append({"from": start, "to": end, "sources": of_phase, "largest_deviation": _deviation(of_phase)})
     in_order = np.array(mixture.drawn(samples))
     for first, end in gaps:
@@ -68,14 +68,14 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
     return {
         "samples": samples, "block": mixture.phases[0].block, "sources": rows, "largest_deviation": _deviation(rows),
         "phases": phases, "skipped_samples": sum(end - first for first, end in gaps),
-        "follows_the_order": bool((drawn == in_order).all()),
+        "follows_the_order": bool((actual == in_order).all()),
     }  # fmt: skip
 
 
-def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
+def _rows(mixture: Mixture, requested: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
     """Return a row for each source; the arguments are arrays by source."""
     keys = ("asked_share", "target_share", "drawn_share", "sequences", "tokens")
-    columns = asked, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens
+    columns = requested, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens
     by_source = zip(mixture.names, *(column.tolist() for column in columns), strict=True)
     return {name: dict(zip(keys, values, strict=True)) for name, *values in by_source}
 

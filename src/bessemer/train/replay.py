@@ -80,8 +80,8 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     if incident is None and not 1 <= step <= (last := max([*recorded, *checkpoint_steps(run.checkpoints)], default=0)):
         raise InputError(f"--step {step}: the run has not completed this step; use one of 1 to {last}")
     checkpoint = _checkpoint_before(run, step, journal)
-    with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
-        training = _training(recipe, run, checkpoint, journal, Path(place) / "replay")
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as folder:
+        training = _training(recipe, run, checkpoint, journal, Path(folder) / "replay")
         device = training.trainer.device
         # Another layout sums in another order, and kernels that are not deterministic sum in any order.
         is_exact = recipe.parallel.world == 1 and devices.choose(recipe.train).deterministic
@@ -98,7 +98,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
         sequences = {row.first: figures(row) for row in map(batch.row, range(len(batch.inputs)))}
         weights = {name: value.detach().cpu().clone() for name, value in training.trainer.model.state_dict().items()}
         recipe = recipe.changed(train={"precision": "fp64" if device.precision.name in ("fp32", "fp64") else "fp32"})
-        training = _training(recipe, run, None, journal, Path(place) / "higher")
+        training = _training(recipe, run, None, journal, Path(folder) / "higher")
         training.trainer.model.load_state_dict(weights)
         precise = figures(_batch(training, step))
     finite = [one for one in neighbours if math.inf not in one and one.grad_norm]
@@ -130,8 +130,8 @@ def _train_to(
     while (number := state.step + 1) <= step:
         enqueued = enqueue(training, state, number, _batch(training, number), scale_of(training, state))
         [stats] = training.trainer.read([enqueued.stats])
-        found = _figures(vars(stats))
-        if first_difference is None and not _are_equal(found, recorded.get(number, found), tolerance):
+        figures = _figures(vars(stats))
+        if first_difference is None and not _are_equal(figures, recorded.get(number, figures), tolerance):
             first_difference = number
         _, state = judge_step(training, state, enqueued.batch, stats)
     return state, first_difference
@@ -162,13 +162,13 @@ def _batch(training: Training, step: int) -> Batch:
 
 def _incident(run: RunDirectory, step: int) -> tuple[dict[str, Any] | None, int | None]:
     """Return the last incident whose onset and alarm enclose `step` and that names documents, and the rollbacks before it."""
-    found: tuple[dict[str, Any] | None, int | None] = (None, None)
+    result: tuple[dict[str, Any] | None, int | None] = (None, None)
     before = 0
     for row in read_steps(run.incidents):
         if row.get("documents") and row.get("onset", row["step"]) <= step <= row["step"]:
-            found = row, before
+            result = row, before
         before = max(before, int(row.get("rollback", 0)))
-    return found
+    return result
 
 
 def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
@@ -190,9 +190,9 @@ def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedC
 
 
 def _training(
-    recipe: ResolvedRecipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
+    recipe: ResolvedRecipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, folder: Path
 ) -> Training:
-    """Set up a training in this process, at a checkpoint or at the start of the run, that writes to `place`."""
+    """Set up a training in this process, at a checkpoint or at the start of the run, that writes to `folder`."""
     checkpoints = {"asynchronous": False, "mirror": None}
     recipe = recipe.changed(
         train={"deterministic": "on"}, parallel=Parallel(), report=Report(tensorboard=False), checkpoint=checkpoints
@@ -202,8 +202,8 @@ def _training(
     devices.set_deterministic(device)
     recomputed, start = blocks_recomputed(recipe.train, Parallel(), config, device), start_of(recipe, run)
     spec = RunSpec(recipe, config, device.name, device.precision.name, store.digest, {}, recomputed, 1.0, start)
-    place.mkdir()
-    heartbeat = Heartbeat(None, 0, place / "stacks.txt", 0)
+    folder.mkdir()
+    heartbeat = Heartbeat(None, 0, folder / "stacks.txt", 0)
     return set_up(
-        spec, RunDirectory(place), store, device, SINGLE_PROCESS, heartbeat, journal, checkpoint, perf_counter()
+        spec, RunDirectory(folder), store, device, SINGLE_PROCESS, heartbeat, journal, checkpoint, perf_counter()
     )

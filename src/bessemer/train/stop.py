@@ -67,8 +67,8 @@ class StopSignal:
 
         All ranks must call it, and all return the same request after the same step.
         """
-        found: list[str | BessemerError | None] = self.mesh.gather(self.requested) if self.is_requested() else []
-        return min((one for one in found if one is not None), key=lambda one: isinstance(one, str), default=None)
+        requests: list[str | BessemerError | None] = self.mesh.gather(self.requested) if self.is_requested() else []
+        return min((one for one in requests if one is not None), key=lambda one: isinstance(one, str), default=None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:

@@ -261,23 +261,23 @@ class Examples:
     def held_out(self, part: HeldOut, token_bytes: Ints) -> HeldOut:
         """Return held-out sequences with examples that are the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
-        made = fixed.batch(Batch(0, part.inputs, part.targets, np.zeros(len(part.inputs), np.int64), part.starts))
-        target_bytes = np.where(made.targets >= 0, token_bytes[made.targets], 0).sum(axis=1)
-        return replace(part, inputs=made.inputs, targets=made.targets, bytes=target_bytes)
+        batch = fixed.batch(Batch(0, part.inputs, part.targets, np.zeros(len(part.inputs), np.int64), part.starts))
+        target_bytes = np.where(batch.targets >= 0, token_bytes[batch.targets], 0).sum(axis=1)
+        return replace(part, inputs=batch.inputs, targets=batch.targets, bytes=target_bytes)
 
     def example(self, number: int, inputs_T: Ints, targets_T: Ints, starts_T: Bools | None = None) -> tuple[Ints, Ints]:
         """Return the inputs and targets of sample `number`. Raises UserCodeError if the objective fails."""
         draws = np.random.Generator(np.random.Philox(key=np.array([self.key, number], dtype=np.uint64)))
         try:
-            made = self.objective.example(Sample(inputs_T, targets_T, starts_T, draws, self.tokenizer, self.is_text))
-            for ids, least in zip(made, (0, -1), strict=True):
+            example = self.objective.example(Sample(inputs_T, targets_T, starts_T, draws, self.tokenizer, self.is_text))
+            for ids, least in zip(example, (0, -1), strict=True):
                 fits = ids.shape == inputs_T.shape and ids.dtype.kind == "i"
                 if not fits or ids.min() < least or ids.max() >= self.tokenizer.vocabulary:
                     what = f"{ids.dtype}{list(ids.shape)} from {ids.min()} to {ids.max()}"
                     raise ValueError(f"returned {what}; return integers {list(inputs_T.shape)}, ids of the vocabulary")
         except Exception as error:
             raise failure(self.objective, "example", error, f"sample {number}") from error
-        return made
+        return example
 
 
 def own_loss(objective: Objective, predictions: Predictions) -> Tensor:
@@ -331,6 +331,6 @@ def _try(objective: Objective, recipe: ResolvedRecipe, tokenizer: Tokenizer) -> 
         if not np.array_equal(once, again):
             why = "`example` is not deterministic; take random numbers from sample.random"
             raise InputError(f"train.objective: {objective.name}: {why}")
-    places = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    zeros = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     logits, target = torch.zeros(1, size, requires_grad=True), torch.tensor([once[1].max()])
-    own_loss(objective, Predictions(logits, target, torch.from_numpy(once[0])[None], *places))
+    own_loss(objective, Predictions(logits, target, torch.from_numpy(once[0])[None], *zeros))

@@ -67,17 +67,17 @@ def require_trackers(names: Sequence[str]) -> None:
 def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     """Return the trackers of a recipe. A tracker that does not start is reported and omitted."""
     openers = {"wandb": _wandb, "mlflow": _mlflow}
-    found: list[Tracker] = []
-    place = run.path / "trackers.json"
-    known: dict[str, str] = read_json_or_none(place) or {}
+    trackers: list[Tracker] = []
+    path = run.path / "trackers.json"
+    known: dict[str, str] = read_json_or_none(path) or {}
     for name in recipe.report.trackers:
         try:
-            found.append(openers[name](recipe, run, known))
+            trackers.append(openers[name](recipe, run, known))
         except Exception as error:  # any error of the tracker's code, the network or the service
             warn(f"report.trackers: {name} did not start ({first_line(error)}); the training continues without it")
     if recipe.report.trackers:
-        write_json(place, known)
-    return found
+        write_json(path, known)
+    return trackers
 
 
 def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:

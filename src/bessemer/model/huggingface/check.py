@@ -85,20 +85,20 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
     room = available_memory()
     unread = unread_keys(folder)
     notes = [f"config.json: {', '.join(unread)}: ignored, as by transformers"] if unread else []
-    kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
-    if kept is None:
+    layers = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
+    if layers is None:
         note = f"one layer needs {_bytes(config, 1):,.0f} bytes, but only {room:,} are free"
         return ImportCheck(None, 0, config.layers, "; ".join([note, *notes]))
     worst = 0.0
-    if kept < config.layers:
-        notes.append(f"the first {kept} of {config.layers} layers, since two whole models do not fit into memory")
+    if layers < config.layers:
+        notes.append(f"the first {layers} of {config.layers} layers, since two whole models do not fit into memory")
     notes += [f"windows of {config.window:,} shortened to {short} in both"] if short and config.window else []
-    changes = {keys["layers"]: kept} | ({"layer_types": types[:kept]} if types else {})
-    for window in {0, short} if kept == config.layers else {short}:
+    changes = {keys["layers"]: layers} | ({"layer_types": types[:layers]} if types else {})
+    for window in {0, short} if layers == config.layers else {short}:
         with understood_copy(folder, **changes, **({window_key: window} if window else {})) as copy:
-            reduced = config.with_changes(layers=kept, window=min(window or config.window, config.window))
+            reduced = config.with_changes(layers=layers, window=min(window or config.window, config.window))
             worst = max(worst, _compare(folder, copy, _sharing(model, reduced)))
-    return ImportCheck(worst, kept, config.layers, "; ".join(notes))
+    return ImportCheck(worst, layers, config.layers, "; ".join(notes))
 
 
 def _bytes(config: ModelConfig, layers: int) -> float:

@@ -62,12 +62,12 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
         raise InputError(f"model.vocabulary: {few}; increase it, or set tokenizer.path to the model's own tokenizer")
     chosen = model.model_dump(exclude_none=True)
     settings = family_named(model.family).options | {key: value for key, value in chosen.items() if key in OPTIONS}
-    given = {
+    derived = {
         "vocabulary": vocabulary, "sequence_length": recipe.tokens.sequence_length, "kv_heads": model.heads,
         "head_dim": model.width // model.heads, "labels": labels,
         "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
     }  # fmt: skip
-    config = ModelConfig.from_dict(given | settings)
+    config = ModelConfig.from_dict(derived | settings)
     # The classifiers of every encoder family have a bias, even if the head for masked tokens has none.
     return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 

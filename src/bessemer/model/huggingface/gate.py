@@ -85,10 +85,10 @@ def verify(
     config, family = ours.config, family_of(ours.config)
     kind = "SequenceClassification" if config.labels else "CausalLM" if config.causal else "MaskedLM"
     # A folder in bfloat16 would be computed in bfloat16, but differences are meaningful only in fp32.
-    with hub.offline(), nullcontext(folder) if framing else understood_copy(folder) as place:
+    with hub.offline(), nullcontext(folder) if framing else understood_copy(folder) as path:
         load = getattr(transformers, f"AutoModelFor{kind}").from_pretrained
         try:
-            theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
+            theirs = load(path, dtype=torch.float32, **({} if framing else SAFELY)).eval()
         except Exception as error:  # transformers raises many types
             raise BessemerError(f"transformers cannot load it: {one_line(error)}{family.about('keys')}") from None
     architecture = to_hugging_face(config, 0)["architectures"][0]
@@ -205,20 +205,20 @@ def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> Texts:
     added, compared = theirs.get_added_vocab(), Texts()
     for text, ids in texts:
         special = {number for token, number in added.items() if token in text}
-        found = (theirs(text, split_special_tokens=True) if special else theirs(text))["input_ids"]
+        found_ids = (theirs(text, split_special_tokens=True) if special else theirs(text))["input_ids"]
         # Some tokenizers (Unigram) encode text that looks like a special token only as that token.
-        if not special & set(found[len(framing.before) : len(found) - len(framing.after)]):
-            _require_equal_ids(theirs, text, found, framing.around(ids))
+        if not special & set(found_ids[len(framing.before) : len(found_ids) - len(framing.after)]):
+            _require_equal_ids(theirs, text, found_ids, framing.around(ids))
             compared.append((text, ids))
     return compared
 
 
 def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: list[int]) -> None:
     if theirs != wanted:
-        place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
+        index = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
         raise BessemerError(
             f"transformers' tokenizer gives other ids for the text {text[:60]!r}: "
-            f"{theirs[place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
+            f"{theirs[index : index + 4]} at position {index}, here {wanted[index : index + 4]}"
         )
 
 

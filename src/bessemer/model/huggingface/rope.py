@@ -159,14 +159,14 @@ def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     table = table if list(table) else settings.table("rope_scaling")
     renamed = {"su": "longrope", "yarn": "longrope"}  # names of earlier versions, as transformers reads them
     kind = table.raw("rope_type") or table.raw("type") or "default"
-    given = {key: table.raw(key) for key in table}
-    given["rope_type"] = renamed.get(kind, kind) if isinstance(kind, str) else kind
-    if given["rope_type"] not in ("default", "longrope"):
+    keys = {key: table.raw(key) for key in table}
+    keys["rope_type"] = renamed.get(kind, kind) if isinstance(kind, str) else kind
+    if keys["rope_type"] not in ("default", "longrope"):
         key = "rope_type" if "rope_type" in table else "type"
         raise table.error(key, "is not supported for phi3; use longrope")
-    if given["rope_type"] == "longrope":
-        given[_LENGTH] = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
-    scaling_table = ForeignConfig(settings.path, given, "rope_scaling.")
+    if keys["rope_type"] == "longrope":
+        keys[_LENGTH] = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
+    scaling_table = ForeignConfig(settings.path, keys, "rope_scaling.")
     scaling = read_scaling(scaling_table, values["max_positions"], (_FRACTION, _LENGTH))
     return {
         "rope_theta": table.number("rope_theta", settings.number("rope_theta", ROPE_BASE)), "rope_scaling": scaling,

@@ -97,16 +97,16 @@ def hub_tensors(
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     if model.config.is_tied:
         parameters.pop("head.weight", None)
-    kept: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, whose views follow one another
+    joint_values: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, whose views follow one another
 
     def values_of(path: str) -> Tensor:
         kind = path.rpartition(".")[2]
         if kind in ("weight", "bias"):
             return value(path, parameters[path])
-        if kept.get(kind, ("",))[0] != path:
-            kept.pop(kind, None)  # frees its memory before the next one is read
-            kept[kind] = (path, value(path, parameters[path]))
-        return kept[kind][1]
+        if joint_values.get(kind, ("",))[0] != path:
+            joint_values.pop(kind, None)  # frees its memory before the next one is read
+            joint_values[kind] = (path, value(path, parameters[path]))
+        return joint_values[kind][1]
 
     pairs = [(theirs, ours, False) for ours, theirs in names.outer_tensors.items()]
     for layer in range(len(model.blocks)):
@@ -261,10 +261,10 @@ class WeightsFolder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in _weight_files(folder):
             try:
-                opened: Any = safe_open(foreign_file(folder, file), framework="pt")
-                for name in opened.keys():  # noqa: SIM118 (not a dict)
-                    self._files[name] = opened
-                    self.shapes[name] = tuple(opened.get_slice(name).get_shape())
+                reader: Any = safe_open(foreign_file(folder, file), framework="pt")
+                for name in reader.keys():  # noqa: SIM118 (not a dict)
+                    self._files[name] = reader
+                    self.shapes[name] = tuple(reader.get_slice(name).get_shape())
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{folder / file}: cannot be read: {_why_unreadable(folder / file, error)}") from None
 
