@@ -391,8 +391,8 @@ def test_resuming_on_rebuilt_tokens_is_an_error(
     [
         (["corpus.sources.code.paths=['/no/such/place']"], "/no/such/place"),
         (["corpus.rules.min_characters=100000"], "too_short"),
-        (["tokenizer.vocabulary=90000"], "the text supports only"),
-        (["tokens.sequence_length=1000000", "train.global_batch_tokens=8000000"], "training tokens in all; add text or shorten the sequence"),
+        (["tokenizer.vocabulary=90000"], "tokenizer.vocabulary: 90000"),
+        (["tokens.sequence_length=1000000", "train.global_batch_tokens=8000000"], "tokens.sequence_length: 1000000"),
         (["tokenizer.path='/no/such/tokenizer.json'", "tokenizer.vocabulary=nan"], "vocabulary"),
     ],
 )  # fmt: skip

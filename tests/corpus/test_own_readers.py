@@ -126,7 +126,7 @@ FAULTS = {  # changes of the code: (old, new, exit code, name in the error)
                          ["subtitles.py, line", "Subtitles.split: AttributeError", "films/"]),
     "another signature": ("def read(self, part: Part)", "def read(self)", 2, ["corpus.sources.films.format", "Subtitles.read"]),
     "no read": ("def read", "def reads", 2, ["corpus.sources.films.format", "Subtitles lacks the method read"]),
-    "no reader": ("(Reader)", "", 2, ["corpus.sources.films.format", "Subtitles is no subclass of bessemer.Reader"]),
+    "no reader": ("(Reader)", "", 2, ["corpus.sources.films.format", "Subtitles", "bessemer.Reader"]),
     "an import that fails": ("from bessemer", "import no_such_module\nfrom bessemer", 2,
                              ["corpus.sources.films.format", "subtitles.py", "no_such_module"]),
 }  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_fault_of_the_class_is_one_error_that_names_it(
         ("reader", "{has_sound=true}", "films.reader.has_sound: unknown key; did you mean"),
         ("reader", "{has_sounds=3}", "films.reader.has_sounds: should be true or false"),
         ("format", "subtitle:Subtitles", "No such file"),
-        ("format", "subtitles", "none of readers is named 'subtitles'"),
+        ("format", "subtitles", "readers: there is no 'subtitles'"),
         ("label_key", "kind", "label_key"),
         ("encoding", "cp1252", "encoding"),
         ("text_key", "['a', 'b']", "text_key"),

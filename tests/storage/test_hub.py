@@ -29,8 +29,8 @@ hub.SECONDS = 2.0
 for text in sys.argv[1:]:
     name, _, weights = text.partition("!")
     try:
-        found = hub.fetch_model(name, weights != "settings")
-        print(json.dumps([found.pinned, sorted(path.name for path in found.folder.iterdir())]))
+        folder = hub.fetch_model(name, weights != "settings")
+        print(json.dumps([hub.pinned(name, folder), sorted(path.name for path in folder.iterdir())]))
     except InputError as error:
         print(json.dumps(str(error)))
 """

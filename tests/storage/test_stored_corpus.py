@@ -78,7 +78,7 @@ def test_a_lost_corpus_and_an_unreachable_storage_are_errors(
     if kind == "s3":
         bucket.refuse()
         said = command("corpus", url)
-        assert "ACCESS_DENIED" in said and f"going on as if {place} were there" in said and "unchanged" in said
+        assert "ACCESS_DENIED" in said and str(place) in said and "unchanged" in said
         assert trace.describe_documents(run.corpus, ["0" * 32]) == {}
         assert str(place) in command("tokens", url, code=1)
         bucket.answer()

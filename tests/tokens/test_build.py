@@ -87,7 +87,7 @@ def test_tokens_that_do_not_cover_the_text_are_an_error(
     recipe, run = recipe_of(prepared, here)
     encoded = build.Tokenizer.encode_batch
     monkeypatch.setattr(build.Tokenizer, "encode_batch", lambda self, texts: [ids[1:] for ids in encoded(self, texts)])
-    with pytest.raises(BessemerError, match=r"document [0-9a-f]{32} of code: its \d+ tokens stand for \d+ bytes"):
+    with pytest.raises(BessemerError, match=r"document [0-9a-f]{32} of code"):
         build.build(recipe, run)
 
 

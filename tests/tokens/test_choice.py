@@ -105,7 +105,7 @@ def test_model_from_uses_its_tokenizer(tmp_path: Path) -> None:
     trained = parse(text.replace("[train]", "[tokenizer]\nvocabulary = 300\n[train]"), "x")
     assert resolve_tokenizer(trained) == trained
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="model: has no tokenizer.json"):
+    with pytest.raises(InputError, match="tokenizer.json"):
         resolve_tokenizer(parse(text, "x"))
 
 
@@ -114,7 +114,7 @@ def test_ids_equal_those_of_the_vocabulary(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load_any(folder / "tokenizer.json")
     assert end_ids(folder, tokenizer) == [3]
     (folder / "generation_config.json").write_text('{"eos_token_id": "three"}')
-    with pytest.raises(InputError, match="generation_config.json: eos_token_id = three"):
+    with pytest.raises(InputError, match="generation_config.json: eos_token_id"):
         special_tokens(tokenizer, [folder])
 
 

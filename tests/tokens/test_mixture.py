@@ -232,7 +232,7 @@ def test_a_cap_keeps_the_proportions_of_the_schedule() -> None:
 
 
 def test_caps_that_leave_too_little_text_are_errors_that_state_the_gap() -> None:
-    with pytest.raises(InputError, match=r"max_epochs: .* lacks 700 of its 1000 samples"):
+    with pytest.raises(InputError, match=r"max_epochs: .* 700 .* 1000 "):
         mixture_of(recipe("max_epochs = 3"), samples_in(60, 30, 10))
     assert counts(mixture_of(recipe("max_epochs = 10"), samples_in(60, 30, 10)), 1000) == [600, 300, 100]
 
@@ -315,5 +315,5 @@ def test_contradictory_mixtures_are_errors(tokens: str, sources: Any, said: str)
 
 def test_a_decay_phase_before_an_earlier_phase_is_an_error() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\n'
-    with pytest.raises(InputError, match="begins at sample 800 of 1000, which is before"):
+    with pytest.raises(InputError, match="tokens.schedule: .* 800 of 1000"):
         mixture_of(recipe(ROW.format(0.9, EVEN) + ROW.format('"decay"', EVEN) + wsd), samples_in(6, 3, 1))

@@ -99,7 +99,7 @@ def test_a_truncated_file_is_detected(tmp_path: Path) -> None:
     whole = packed([3, 4, 5, 20], 10, "best-fit")[0].to_bytes()
     for keep in range(len(whole)):
         (tmp_path / "x.pack").write_bytes(whole[:keep])
-        with pytest.raises(BessemerError, match="not a packing, or not a whole one"):
+        with pytest.raises(BessemerError, match=r"\.pack"):
             Pack.open(tmp_path / "x.pack")
 
 
@@ -131,7 +131,7 @@ def test_packing_statistics_equal_a_count(tmp_path: Path, packing: str, length: 
 def test_another_packing_than_that_of_the_shards_is_an_error(tmp_path: Path) -> None:
     store = store_of(tmp_path, recipe_of("best-fit"), {"a": documents(1, 40), "b": documents(2, 9)})
     for other in (recipe_of("document"), recipe_of("best-fit", 32)):
-        with pytest.raises(InputError, match="write the tokens again"):
+        with pytest.raises(InputError, match="tokens.packing"):
             open_pack(store, other, "a", "train")
 
 

@@ -175,7 +175,7 @@ def test_held_out_texts_of_each_source_are_read(labelled: TokenStore) -> None:
 
 def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
     store_of(tmp_path, PLAIN, DOCUMENTS)
-    with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
+    with pytest.raises(BessemerError, match=f"document {0:032x}"):
         LabelledTexts(SplitTokens([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)
 
 
@@ -207,9 +207,9 @@ def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: T
     recipe = resolve(load(recipe_file), store.vocabulary)
     corpus = recipe.run.folder / "corpus"
     assert all(row["path"] for row in trace.step_documents(recipe, store, corpus, 5))
-    with pytest.raises(InputError, match="steps 1 to 24"):
+    with pytest.raises(InputError, match="--step: .* 24"):
         trace.step_documents(recipe, store, corpus, 25)
-    with pytest.raises(InputError, match="in no training shard"):
+    with pytest.raises(InputError, match="--document"):
         trace.document_steps(recipe, store, corpus, "0" * 32)
-    with pytest.raises(InputError, match="not an identity"):
+    with pytest.raises(InputError, match="--document"):
         trace.document_steps(recipe, store, corpus, "xyz")

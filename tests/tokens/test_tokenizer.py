@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_vocabulary_that_the_text_cannot_support_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"tokenizer.vocabulary = 5000: the text supports only \d+"):
+    with pytest.raises(InputError, match="tokenizer.vocabulary: 5000"):
         Tokenizer.train(["a short text"], 5000, END)
 
 
@@ -67,12 +67,12 @@ def test_tokenizers_are_loaded_from_files_and_folders(tokenizer: Tokenizer, tmp_
     loaded = Tokenizer.load(path, END)
     assert loaded.sha256 == tokenizer.sha256 and loaded.mask_token is None
     for end, mask in (("<eos>", None), (END, "<|mask|>")):
-        with pytest.raises(InputError, match=rf"has no token {mask or end!r}".replace("|", r"\|")):
+        with pytest.raises(InputError, match=rf"tokenizer.*{mask or end!r}".replace("|", r"\|")):
             Tokenizer.load(path, end, mask)
     path.write_text("{}")
-    with pytest.raises(InputError, match="not a tokenizer.json"):
+    with pytest.raises(InputError, match="tokenizer.json"):
         Tokenizer.load(path, END)
-    with pytest.raises(InputError, match="no such tokenizer file"):
+    with pytest.raises(InputError, match="tokenizer.path"):
         Tokenizer.load(tmp_path / "none.json", END)
 
 
@@ -85,13 +85,13 @@ def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
     for one in (tokenizer, tokenizer.accelerate([text])):
         assert 1 not in one.encode("a <|mask|> b")
         assert tokenizer.decode(one.encode("a <|mask|> b")) == "a <|mask|> b"
-    with pytest.raises(InputError, match="257 ids do not hold the 256 bytes and .* give 258 or more"):
+    with pytest.raises(InputError, match="tokenizer.vocabulary: 257.* 258 "):
         Tokenizer.train([text], 257, END, "<|mask|>")
 
 
 def test_invalid_text_is_an_error(tokenizer: Tokenizer) -> None:
     for encode in (tokenizer.encode, tokenizer.encode_marked):
-        with pytest.raises(InputError, match=r"what follows 'caf' is no character; is the input UTF-8\?"):
+        with pytest.raises(InputError, match="'caf'.*UTF-8"):
             encode("caf\udce9")
 
 
@@ -229,7 +229,7 @@ def test_saved_truncation_and_padding_are_ignored_and_dropout_is_an_error(
     ]
     kinds["gpt4"].model.dropout = 0.1
     kinds["gpt4"].save(str(tmp_path / "other.json"))
-    with pytest.raises(InputError, match="BPE has dropout"):
+    with pytest.raises(InputError, match="tokenizer.path: .*model.dropout"):
         Tokenizer.load(tmp_path / "other.json", END)
 
 
@@ -270,7 +270,7 @@ def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:
     sample = "".join(character for character in text if character.isascii())[:4000]
     ids = np.array(tokenizer.encode(sample))
     pieces = tokenizer.token_byte_values()
-    starts = WordEdges.of(pieces).starts(ids)
+    starts = WordEdges.from_pieces(pieces).starts(ids)
     ends = np.cumsum([len(pieces[token]) for token in ids])
     inside = {
         place for found in re.finditer(r"[A-Za-z0-9]+", sample) for place in range(found.start() + 1, found.end())

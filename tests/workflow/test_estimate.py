@@ -84,7 +84,7 @@ def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
         (["train.start={folder}"], "train.start"),
         (["tokenizer.path={tokenizer}", "tokenizer.end_of_text=</s>"], "the tokenizer has no token '</s>'"),
         (["tokenizer.path={tokenizer}", "model.family=bert", "train.objective=masked"], "tokenizer.mask_token: the tokenizer has no token '<|mask|>'"),
-        (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such tokenizer file"),
+        (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such file"),
         (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; use "),
         (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
         (["parallel.shard=2", "train.micro_batch=1", "train.batch_ramp={{start_tokens=96,steps=6}}"], "train.batch_ramp: the 3 sequences"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from bessemer.api import exports, html
-from bessemer.api.keys import make_recipe, merge, nest, of_run, use_of
+from bessemer.api.keys import make_recipe, merge, nest, run_table, use_of
 from bessemer.api.tokens import TokenDataset, link_stage
 from bessemer.common.console import say
 from bessemer.common.errors import InputError
@@ -78,7 +78,7 @@ class TextDataset:
         alone = [type(one).__name__ for one in filters if not is_importable(type(one))]
         if not alone:
             return self._with({"filters": uses})
-        say(f"  {alone[0]} is defined in a notebook or a function: its documents are filtered in this process")
+        say(f"  {alone[0]} is not defined at the top level of a file: filtering runs in this process only")
         return self._with({"filters": uses, "workers": 1})
 
     def deduplicate(self, **keys: Any) -> TextDataset:
@@ -154,7 +154,7 @@ class TextDataset:
         Raises:
             InputError: A key is invalid.
         """
-        return make_recipe({**of_run(path), "corpus": self.keys})
+        return make_recipe({**run_table(path), "corpus": self.keys})
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class TextDataset:
         from bessemer.corpus.dry_run import dry_run
 
         if count < 1:
-            raise InputError(f"sample: {count} is not a number of documents; give 1 or more")
+            raise InputError(f"sample: count {count} is too small; set at least 1")
         return dry_run(self.recipe(Path("documents")).corpus, count)
 
     def to_datasets(self) -> datasets.IterableDataset:

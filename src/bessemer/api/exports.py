@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ class TokenSequences:
 
     def __init__(self, store: TokenStore, length: int, split: str) -> None:
         if length < 1:
-            raise InputError(f"sequences: {length} is not a number of tokens; give 1 or more")
+            raise InputError(f"sequences: length {length} is too small; set at least 1")
         self._splits = [ConcatenatedSplit(store.split(name, split), length) for name in store.sources]
         self._ends = np.cumsum([len(one) for one in self._splits])
         if not len(self):
-            raise InputError(f"sequences: no source has {length + 1} tokens in a row; take a shorter length")
+            raise InputError(f"sequences: no source has {length + 1} tokens; choose a shorter length")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -61,7 +60,5 @@ def datasets_of_tokens(store: TokenStore, split: str) -> Any:
 def _rows(folder: str, shards: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     store = TokenStore.open(Path(folder))
     for source, name in shards:
-        shard = store.shard(name)
-        for identity, (start, end) in zip(shard.identities, pairwise(shard.offsets.tolist()), strict=True):
-            ids = shard.tokens[start:end].astype(np.int64)
-            yield {"identity": identity.tobytes().hex(), "source": source, "input_ids": ids}
+        for document in store.documents_in(source, store.shard(name)):
+            yield {"identity": document.identity, "source": source, "input_ids": document.ids.astype(np.int64)}

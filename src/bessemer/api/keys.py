@@ -23,7 +23,7 @@ def write_overrides(keys: Mapping[str, Any]) -> list[str]:
     try:
         return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
     except TypeError as error:
-        raise InputError(f"keys: a value is none of a recipe: {error}") from None
+        raise InputError(f"keys: a recipe cannot hold this value: {error}") from None
 
 
 def nest(keys: Mapping[str, Any]) -> Tables:
@@ -45,7 +45,7 @@ def merge(values: Mapping[str, Any], others: Mapping[str, Any]) -> Tables:
     return {**values, **both}
 
 
-def of_run(path: Path) -> Tables:
+def run_table(path: Path) -> Tables:
     """Return the [run] table for a run directory."""
     place = path.absolute()
     return {"run": {"name": place.name, "dir": str(place.parent)}}
@@ -65,7 +65,7 @@ def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted:
     try:
         text = tomli_w.dumps(tables)
     except TypeError as error:
-        raise InputError(f"{where}: a value is none of a recipe: {error}") from None
+        raise InputError(f"{where}: a recipe cannot hold this value: {error}") from None
     return resolve_tokenizer(parse(text, where, loads_code=True, is_trusted=is_trusted))
 
 
@@ -73,7 +73,7 @@ def require_part(kind: str, part: object) -> None:
     """Raise InputError unless `part` is an instance of a valid extension class of this kind."""
     target = type(part)
     if isinstance(part, type):
-        raise InputError(f"{kind}: {part.__name__} is a class; give an object of it, {part.__name__}()")
+        raise InputError(f"{kind}: {part.__name__} is a class; pass an instance, {part.__name__}()")
     extensions.check_class(target, extensions.base_of(kind), f"{kind}: {target.__module__}")
 
 

@@ -68,9 +68,9 @@ def plan_training(
     Raises:
         InputError: An argument is missing or invalid, or no layout fits.
     """
-    given = {"gpus": devices, "params": params, "model": model, "tokens": tokens, **names}
-    asked = {name: _text(value) for name, value in given.items() if value is not None}
-    request = choose_layout.plan_request_of(recipe, asked, tuple(write_overrides(keys or {})))
+    values = {"gpus": devices, "params": params, "model": model, "tokens": tokens, **names}
+    texts = {name: _text(value) for name, value in values.items() if value is not None}
+    request = choose_layout.plan_request_of(recipe, texts, tuple(write_overrides(keys or {})))
     return TrainingPlan(choose_layout.planned(request))
 
 

@@ -62,11 +62,6 @@ class TextLoss:
     bits_per_byte: float | None
     tokens: tuple[TokenLoss, ...] = ()
 
-    @property
-    def nats_per_token(self) -> float:
-        """Mean cross-entropy per token in nats."""
-        return self.nats / self.num_tokens
-
 
 class TrainingRun:
     """A run directory with its recipe, metrics, model and data.
@@ -124,7 +119,7 @@ class TrainingRun:
             InputError: There is no such kind.
         """
         if kind not in KINDS:
-            raise InputError(f"metrics: no kind {kind!r}; there are {', '.join(KINDS)}")
+            raise InputError(f"metrics: unknown kind {kind!r}; choose one of {', '.join(KINDS)}")
         with require_import("metrics need pyarrow; install it with: pip install pyarrow"):
             import pyarrow as pa
         curves = getattr(self._reader.read(is_growing=True), kind)
@@ -155,7 +150,7 @@ class TrainingRun:
         from bessemer.model.generation import Sampling, complete
 
         if max_tokens < 1:
-            raise InputError(f"max_tokens: {max_tokens} is not a number of tokens to write; give 1 or more")
+            raise InputError(f"max_tokens: {max_tokens} is too small; set at least 1")
         sampling, (store, trainer, tokenizer) = Sampling(temperature, top_k, top_p, seed), self._open(step)
         return complete(trainer.model, tokenizer, prompt, max_tokens, sampling, store.framing, store.ends)
 
@@ -182,7 +177,7 @@ class TrainingRun:
         require_writer(model.config)
         ids = tokenizer.encode(text)
         if not ids:
-            raise InputError("loss: the text is empty; give at least one character")
+            raise InputError("loss: the text is empty; pass at least one character")
         whole = torch.tensor([[*before, *ids]], device=trainer.device.torch_device)
         targets = whole[:, 1:].clone()
         targets[:, : len(before) - 1] = -1
@@ -261,5 +256,5 @@ def open_run(path: str | Path) -> TrainingRun:
     """
     folder = Path(path)
     if not (folder / "recipe.toml").is_file():
-        raise InputError(f"{folder}: no run directory with a recipe.toml; `bessemer run RECIPE` makes one")
+        raise InputError(f"{folder}: not a run directory (no recipe.toml); create one with `bessemer run RECIPE`")
     return TrainingRun(folder)

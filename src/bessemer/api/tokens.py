@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from bessemer.api import exports, html
-from bessemer.api.keys import make_recipe, of_run
+from bessemer.api.keys import make_recipe, run_table
 from bessemer.common.console import amount
 from bessemer.common.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
@@ -55,7 +55,7 @@ class TokenDataset:
         Raises:
             InputError: A key is invalid.
         """
-        return make_recipe({**of_run(path), **self.tables})
+        return make_recipe({**run_table(path), **self.tables})
 
     def write(self, path: str | Path) -> TokenDataset:
         """Write documents and tokens in a run directory, as its `corpus/` and `tokens/`, unless they are already there.
@@ -95,7 +95,7 @@ class TokenDataset:
             if source.exists():
                 link_stage(source, target)
         if TokenStore.open(run.tokens).digest != self.store.digest:
-            raise InputError(f"{run.path}: it has other tokens; give the run another name with run.name")
+            raise InputError(f"{run.path}: this run has other tokens; set another run.name")
 
     @cached_property
     def store(self) -> TokenStore:
@@ -128,7 +128,7 @@ class TokenDataset:
             InputError: There is no such split or source.
         """
         if unknown := [name for name in sources if name not in self.store.sources]:
-            raise InputError(f"documents: no source {unknown[0]!r}; there are {', '.join(self.store.sources)}")
+            raise InputError(f"documents: unknown source {unknown[0]!r}; choose from {', '.join(self.store.sources)}")
         return self.store.documents(_checked(split), *sources)
 
     def __iter__(self) -> Iterator[TokenDocument]:
@@ -194,7 +194,7 @@ def open_tokens(path: str | Path) -> TokenDataset:
 
 def _checked(split: str) -> str:
     if split not in SPLITS:
-        raise InputError(f"split: {split!r} is neither {' nor '.join(SPLITS)}")
+        raise InputError(f"split: unknown split {split!r}; choose {' or '.join(SPLITS)}")
     return split
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.api.keys import Tables, make_recipe, merge, nest, of_run, require_part, use_of, write_overrides
+from bessemer.api.keys import Tables, make_recipe, merge, nest, require_part, run_table, use_of, write_overrides
 from bessemer.api.run import TrainingRun
 from bessemer.common.console import say
 from bessemer.common.extensions import reference_to
@@ -48,8 +48,8 @@ def train_model(
     values = _tables(recipe, keys or {})
     if tokens is not None:
         if tokens.tables and {"corpus", "tokenizer"} & values.keys():
-            say("  corpus and tokenizer of the recipe give way to those of the tokens")
-        place = of_run(tokens.path) if tokens.path is not None else {}
+            say("  the corpus and tokenizer of the tokens replace those of the recipe")
+        place = run_table(tokens.path) if tokens.path is not None else {}
         values = merge({**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables)
     for one in callbacks:
         require_part("callbacks", one)

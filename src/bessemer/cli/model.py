@@ -127,8 +127,8 @@ def import_model(args: argparse.Namespace) -> Any:
     text, commit = args.folder.removeprefix("hf:"), None
     source, name = Path(text), args.name or Path(text).resolve().name
     if args.folder.startswith("hf:") and hub.is_name(text):
-        fetched = hub.fetch_model(text)
-        source, commit, name = fetched.folder, fetched.commit, args.name or fetched.name.rpartition("/")[2]
+        source = hub.fetch_model(text)
+        commit, name = source.name, args.name or text.partition("@")[0].rpartition("/")[2]
     run = RunDirectory(Path(args.dir) / name)
     if not source.is_dir():
         raise InputError(

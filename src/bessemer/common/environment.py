@@ -65,7 +65,7 @@ def sbatch_path(folder: Path, pattern: str) -> str:
     path.
     """
     if bad := re.search(r'[\x00-\x1f\x7f"\\]', str(folder)):
-        raise InputError(f"{str(folder)!r}: sbatch reads no folder with {bad[0]!r} in its name; choose another")
+        raise InputError(f"{str(folder)!r}: sbatch cannot read a path that contains {bad[0]!r}; choose another folder")
     return f'"{str(folder).replace("%", "%%")}/{pattern}"'
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -99,12 +100,12 @@ def find(kind: str, name: str) -> Extension:
             found.append(Extension(kind, name, origin, origin, point.value))
     if len(found) > 1:
         owners = " and ".join(one.origin for one in found)
-        raise InputError(f"{name!r} names one of {kind} in {owners}; uninstall one, or name the class as FILE.py:CLASS")
+        raise InputError(f"{kind}: {name!r} is defined by {owners}; uninstall one, or name the class as FILE.py:CLASS")
     if not found:
         known = sorted({*built_in, *(point.name for point in points)})
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
-        raise InputError(f"none of {kind} is named {name!r}; {hint} Name a class of a file as FILE.py:CLASS")
+        hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known) or 'none'}."
+        raise InputError(f"{kind}: there is no {name!r}; {hint} Name a class in a file as FILE.py:CLASS")
     return found[0]
 
 
@@ -156,7 +157,7 @@ def reference_to(target: type[Any]) -> str:
     Raises InputError for a class that other processes cannot import.
     """
     if not is_importable(target):
-        raise InputError(f"{target.__qualname__}: workers cannot import it; move the class to the top of a file")
+        raise InputError(f"{target.__qualname__}: workers cannot import this class; move it to the top level of a file")
     name = f"{os.path.abspath(str(sys.modules[target.__module__].__file__))}:{target.__name__}"
     trust([name])
     return name
@@ -181,7 +182,7 @@ def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}; put it where all machines of the run see it") from None
+        raise InputError(f"{file}: cannot be read ({error.strerror}); put it where all machines see it") from None
 
 
 def _sha256(content: bytes) -> str:
@@ -193,16 +194,18 @@ def _sha256(content: bytes) -> str:
 
 def base_of(kind: str) -> type[Any]:
     """Return the base class of a kind of extensions."""
-    module, _, name = KINDS[kind].partition(":")
-    base: type[Any] = getattr(importlib.import_module(module), name)
+    base: type[Any] = resolve_name(KINDS[kind])
     return base
 
 
 @cache
 def _load(extension: Extension) -> type[Any]:
-    if extension.reference in _of_process:
-        check_class(_of_process[extension.reference], base_of(extension.kind), extension.origin)
-        return _of_process[extension.reference]
+    target = _of_process.get(extension.reference) or _import(extension)
+    check_class(target, base_of(extension.kind), extension.origin)
+    return target
+
+
+def _import(extension: Extension) -> type[Any]:
     module, _, name = extension.reference.partition(":")
     try:
         code = run_file(module) if module.endswith(".py") else importlib.import_module(module)
@@ -213,8 +216,7 @@ def _load(extension: Extension) -> type[Any]:
         raise InputError(f"{extension.origin}: {what}: {type(error).__name__}: {first_line(error)}") from error
     target = getattr(code, name, None)
     if not isinstance(target, type):
-        raise InputError(f"{extension.origin}: {module} has no class {name}")
-    check_class(target, base_of(extension.kind), extension.origin)
+        raise InputError(f"{extension.origin}: {module} has no class {name}; correct the name")
     return target
 
 
@@ -222,9 +224,9 @@ def run_file(file: str) -> ModuleType:
     """Import a trusted file under a unique module name, so that files with the same name do not collide."""
     source, trusted = _read(file), _trusted().get(file)
     if trusted is None:
-        raise InputError(f"{file}: a run directory or a model names this code; read it, then add --trust-code")
+        raise InputError(f"{file}: code named by a run or a model is not trusted; review it, then add --trust-code")
     if trusted != _sha256(source):
-        raise InputError(f"{file}: changed since the command began; start the command again")
+        raise InputError(f"{file}: changed since the command started; run the command again")
     name = f"{Path(file).stem}@{_sha256(file.encode() + source)[:16]}"
     if name not in sys.modules:
         module = ModuleType(name)
@@ -241,10 +243,10 @@ def run_file(file: str) -> ModuleType:
 def check_class(target: type[Any], base: type[Any], origin: str) -> None:
     """Raise InputError unless `target` is a subclass of `base` whose methods accept the same calls."""
     if not issubclass(target, base):
-        raise InputError(f"{origin}: {target.__qualname__} is no subclass of bessemer.{base.__name__}")
+        raise InputError(f"{origin}: {target.__qualname__} is not a subclass of bessemer.{base.__name__}; make it one")
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         shown = f"{missing[0]}{inspect.signature(getattr(base, missing[0]))}"
-        raise InputError(f"{origin}: {target.__qualname__} lacks the method {shown}")
+        raise InputError(f"{origin}: {target.__qualname__} lacks the method {shown}; define it")
     choice = getattr(base, "one_of", ())
     if choice and not is_own(target) and all(getattr(target, name) is getattr(base, name) for name in choice):
         raise InputError(f"{origin}: {target.__qualname__} has none of the methods {', '.join(choice)}; define one")
@@ -255,7 +257,7 @@ def check_class(target: type[Any], base: type[Any], origin: str) -> None:
         expected = inspect.signature(method)
         where = f"{origin}: {target.__qualname__}.{name}"
         if not inspect.isfunction(own) or inspect.iscoroutinefunction(own):
-            raise InputError(f"{where} is no method; define it as def {name}{expected}")
+            raise InputError(f"{where} is not a method; define it as def {name}{expected}")
         by_name = [one.name for one in expected.parameters.values() if one.kind is one.KEYWORD_ONLY]
         by_place = [one.name for one in expected.parameters.values() if one.name not in by_name]
         try:

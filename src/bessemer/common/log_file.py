@@ -60,7 +60,7 @@ class LogFile:
             _append_whole(self.path, b"".join(self._unwritten))
         except OSError as error:
             if self not in self.waiting:
-                warn(f"{self.path}: cannot be written ({error.strerror or error}); its lines wait until it can be")
+                warn(f"{self.path}: cannot be written ({error.strerror or error}); keeping its lines in memory")
             self.waiting.add(self)
             return False
         self._unwritten.clear()
@@ -74,7 +74,7 @@ class LogFile:
         if self._unwritten:
             self._flush()
         if self._unwritten:
-            warn(f"{self.path}: its last {len(self._unwritten):,} entries could not be written and are lost")
+            warn(f"{self.path}: its last {len(self._unwritten):,} entries are lost, because it could not be written")
             self._unwritten.clear()
         self.waiting.discard(self)
 

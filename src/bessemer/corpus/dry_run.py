@@ -46,7 +46,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
         source.name: Funnel(source.name, source.shown_format, len(listings[source.name].read))
         for source in corpus.sources
     }
-    with tempfile.TemporaryDirectory() as scratch, worker.kept_workers(work := Path(scratch)):
+    with tempfile.TemporaryDirectory() as scratch, worker.keep_workers(work := Path(scratch)):
         write_context(work, corpus, dict.fromkeys(funnels, 1))
         partitions = _partitions(corpus, listings, count, work)
         receipts = list(worker.run_tasks("sampling", "B", partitions, 1, corpus))

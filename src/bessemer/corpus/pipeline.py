@@ -80,7 +80,7 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
         raise InputError("corpus.sources: the recipe has no source of text; add a [[corpus.sources]] table")
     require_storage(run.path, corpus.storage)
     list_steps(corpus)  # report unusable code and settings before anything is read
-    with worker.kept_workers(run.path):
+    with worker.keep_workers(run.path):
         try:
             summary = _build_from_files(recipe, run)
         except FileChanged as error:

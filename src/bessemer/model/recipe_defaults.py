@@ -158,8 +158,8 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):
             return _imported(model, Path(name), ids)
-        fetched = hub.fetch_model(name, weights=False)
-        return _imported(model.changed(from_=f"hf:{fetched.pinned}"), fetched.folder, ids)
+        folder = hub.fetch_model(name, weights=False)
+        return _imported(model.changed(from_=f"hf:{hub.pinned(name, folder)}"), folder, ids)
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(

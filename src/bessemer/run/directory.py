@@ -110,7 +110,7 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock.hold(self.lock_file))
             except OSError as error:
-                raise InputError(f"{self.path}: cannot be written ({error.strerror}); set run.dir=PATH") from None
+                raise InputError(f"{self.path}: cannot be written ({error.strerror}); choose another run.dir") from None
             stack.callback(self._remove_if_unused, is_new)
             restore_replaced(self.checkpoints)
             with log_to(self.log):

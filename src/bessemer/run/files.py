@@ -48,13 +48,13 @@ def require_output_path(path: Path, option: str, mark: str) -> Path:
         InputError: The path cannot be used.
     """
     if path.is_dir():
-        raise InputError(f"{option}: {path} is a folder; give a file")
+        raise InputError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
-        raise InputError(f"{option}: {path.parent}: no such folder to write in; make it first")
+        raise InputError(f"{option}: {path.parent} does not exist; create the folder first")
     if path.exists():
         with open(path, "rb") as file:
             if mark.encode() not in file.read(8 << 10):
-                raise InputError(f"{option}: {path} is none of Bessemer's files; give another name, or remove it first")
+                raise InputError(f"{option}: {path} was not written by Bessemer; choose another name or remove it")
     return path
 
 
@@ -76,11 +76,11 @@ def read_json(path: Path, command: str | None = None) -> Any:
             raise ValueError("it is larger than any such file")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; has the stage that writes it run?") from None
+        raise InputError(f"{path}: no such file; run the stage that writes it") from None
     except OSError as error:
-        raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
+        raise BessemerError(f"{path}: cannot be read ({error.strerror}); check the disk and the permissions") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{path}: damaged, not JSON ({first_line(error)}); put it back or remove it") from None
+        raise InputError(f"{path}: damaged, not JSON ({first_line(error)}); restore or remove the file") from None
 
 
 def read_json_or_none(path: Path) -> Any:
@@ -92,7 +92,7 @@ def read_json_or_none(path: Path) -> Any:
         problem = f"{path}: damaged, not a JSON object"
     except InputError as error:
         problem = str(error).partition(";")[0]
-    warn(f"{problem}: it is made again")
+    warn(f"{problem}; making it again")
     return None
 
 

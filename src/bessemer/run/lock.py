@@ -32,8 +32,8 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
         except BlockingIOError:
             holder = os.pread(handle, 256, 0).decode(errors="replace").rpartition(" on ")[0] or "of another machine"
             if on_wait is None:
-                said = f"{path.parent}: another process ({holder}) writes it"
-                raise BessemerError(f"{said}; wait, or set run.name") from None
+                problem = f"{path.parent}: another process ({holder}) is writing this run"
+                raise BessemerError(f"{problem}; wait for it, or set another run.name") from None
             on_wait(holder)
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:

@@ -79,7 +79,7 @@ def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Ge
     if settings.engine == "ray":
         yield from run_on_ray(tasks, settings)
     elif settings.engine == "slurm" and not is_small:
-        assert shared is not None, "work in a store is done within kept_workers"
+        assert shared is not None, "work in a store is done within keep_workers"
         yield from run_on_slurm(what, tasks, settings, shared)
     elif num_workers > 1 or _pool.idle or any(task.progress for task in tasks):
         yield from _pool.run(tasks, num_workers)
@@ -88,7 +88,7 @@ def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Ge
 
 
 @contextlib.contextmanager
-def kept_workers(run: Path) -> Iterator[None]:
+def keep_workers(run: Path) -> Iterator[None]:
     """Keep worker processes alive between stages, and end them when the context exits.
 
     Starting a worker takes about a second, so the workers of one stage also run the tasks of the next. Inside the

@@ -199,10 +199,10 @@ def failure(place: object, error: BaseException) -> BessemerError:
     """Return the error for a store that denies access or does not respond."""
     failed = f"{place}: the object store failed: {redact(error)}; "
     if _NO_BUCKET.search(str(error)):
-        return AccessError(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
+        return AccessError(f"{failed}the bucket does not exist: create it, or correct its name or AWS_ENDPOINT_URL")
     if _DENIED.search(str(error)):
         return AccessError(f"{failed}check the credentials, which must allow reading and writing, and AWS_ENDPOINT_URL")
-    return BessemerError(f"{failed}check AWS_ENDPOINT_URL; the same command resumes once the store answers")
+    return BessemerError(f"{failed}check AWS_ENDPOINT_URL; rerun the command to resume once the store responds")
 
 
 def redact(error: BaseException) -> str:
@@ -262,7 +262,7 @@ def require_writable(place: AnyPath) -> None:
         (there / ".writable").write_bytes(b"1")
         (there / ".writable").unlink(missing_ok=True)
     except OSError as error:
-        raise AccessError(f"{place}: {there} cannot be written ({error.strerror})") from None
+        raise AccessError(f"{place}: {there} cannot be written ({error.strerror}); choose another folder") from None
 
 
 @cache

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,18 +22,9 @@ _SETTINGS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _WEIGHTS = "model*.safetensors"
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """Downloaded files of a hub model."""
-
-    folder: Path
-    name: str
-    commit: str
-
-    @property
-    def pinned(self) -> str:
-        """Name with the commit, ORG/NAME@COMMIT, which always refers to the same files."""
-        return f"{self.name}@{self.commit}"
+def pinned(text: str, folder: Path) -> str:
+    """Return the name of a model with the commit of its downloaded folder, ORG/NAME@COMMIT."""
+    return f"{text.partition('@')[0]}@{folder.name}"
 
 
 def foreign_file(folder: Path, name: str) -> Path:
@@ -47,9 +37,9 @@ def foreign_file(folder: Path, name: str) -> Path:
     place, blobs = path.resolve(), root.parent.parent / "blobs"
     of_cache = root.parent.name == "snapshots" and place.parent == blobs == blobs.resolve()
     if not (of_cache or place.is_relative_to(root)):
-        raise InputError(f"{path}: a link out of its folder, to {place}; copy the file there if it is yours")
+        raise InputError(f"{path}: links outside its folder, to {place}; if you trust that file, copy it here")
     if place.exists() and not place.is_file():
-        raise InputError(f"{path}: not an ordinary file")
+        raise InputError(f"{path}: not a regular file; replace it by one")
     return path
 
 
@@ -84,8 +74,8 @@ def is_name(text: str, place: Path = Path()) -> bool:
 
 
 @cache
-def fetch_model(text: str, weights: bool = True) -> HubModel:
-    """Download the model that ORG/NAME or ORG/NAME@REVISION names.
+def fetch_model(text: str, weights: bool = True) -> Path:
+    """Download the model that ORG/NAME or ORG/NAME@REVISION names, and return its folder, whose name is the commit.
 
     Without `weights`, only its settings and tokenizer are downloaded. Raises InputError, with advice, if the hub has no such
     model, denies access, or cannot be reached.
@@ -122,7 +112,7 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
         why = next((why for kind, why in reasons.items() if isinstance(error, kind)), failed)
     else:
         if not weights or any(folder.glob(_WEIGHTS)):
-            return HubModel(folder, name, folder.name)
+            return folder
         why = "has no model.safetensors; pickles, which could run code, are not downloaded"
     raise InputError(f"hf:{text}: {why}")
 
@@ -130,4 +120,4 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
 def local_folder(source: str, weights: bool = True) -> Path:
     """Return the folder that `hf:FOLDER` or `hf:ORG/NAME` names; a hub model is downloaded."""
     text = source.removeprefix("hf:")
-    return fetch_model(text, weights).folder if is_name(text) else Path(text)
+    return fetch_model(text, weights) if is_name(text) else Path(text)

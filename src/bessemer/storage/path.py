@@ -144,7 +144,7 @@ def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
     """
     receipt = read_receipt(stage)
     if not receipt and isinstance(stage, StorePath):
-        raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again")
+        raise BessemerError(f"{stage}: incomplete, {STAGE_FILE} is missing; build the stage again")
     names = receipt.get("outputs")
     return [stage / name for name in names if name.startswith(f"{folder}/")] if names else entries(stage / folder)
 
@@ -164,7 +164,7 @@ def is_published(stage: Path) -> bool:
     try:
         return folder == stage or is_complete(folder, read_receipt(folder).get("inputs", ""))
     except BessemerError as error:
-        warn(f"{error}; going on as if {folder} were there")
+        warn(f"{error}; continuing as if {folder} were complete")
         return True
 
 
@@ -242,7 +242,7 @@ class StoredNumbers:
         with store_errors(self.place):
             data = self._file.read_at(max(end - start, 0) * size, start * size)
         if len(data) < (end - start) * size:
-            raise BessemerError(f"{self.place}: ends before byte {end * size}; write it again with `bessemer tokens`")
+            raise BessemerError(f"{self.place}: shorter than {end * size} bytes; write it again with `bessemer tokens`")
         return np.frombuffer(data, self.dtype)
 
     @cached_property

@@ -21,8 +21,8 @@ from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
 from bessemer.run.stage import mark_stage, staging
-from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
-from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
+from bessemer.run_tasks.run import SMALL_BYTES, keep_workers, require_engine
+from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, open_work, require_storage
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy, copy_files, published_folder, write_file
 from bessemer.tokens import documents, tasks
@@ -53,7 +53,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     path = None if options.path is None else tokenizer_file(options.path)
     files = [*([path] if path else []), *choice.files_to_copy(recipe)]
     if missing := next((file for file in files if not file.exists()), None):
-        raise InputError(f"tokenizer.path: {missing}: no such file")
+        raise InputError(f"tokenizer.path: {missing}: no such file; correct the path")
     shape = tokens.model_dump(include={"held_out", "held_out_from", "shard_tokens", "seed"})
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         shape |= {"packing": tokens.packing, "sequence_length": tokens.sequence_length}
@@ -85,7 +85,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     inputs = inputs_digest(recipe, run)
     corpus = published_folder(run.corpus) / "documents"
     if not corpus.exists():
-        raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
+        raise InputError(f"{corpus}: there are no documents; build them with `bessemer corpus RECIPE`")
     statistics = documents.corpus_statistics(recipe, run)
     if statistics["totals"]["bytes_kept"] >= SMALL_BYTES:
         require_engine(recipe.corpus)
@@ -94,8 +94,8 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     all_inputs = digest(inputs, {name: size for name, size in made_of.items() if name.startswith("documents/")})
     require_storage(run.path, recipe.corpus.storage)
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
-    work = tasks.work_folder(recipe, run, all_inputs, corpus)
-    with kept_workers(run.path), staging(run.tokens) as staged:
+    work = open_work(run.tokens, all_inputs, None if corpus.parent == run.corpus else recipe.corpus.storage)
+    with keep_workers(run.path), staging(run.tokens) as staged:
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", statistics, corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
@@ -107,8 +107,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
             write_atomic(staged / CHAT_TEMPLATE, encoder.chats.source)
         labels = documents.list_values(corpus, "label")
         context = EncodingContext(recipe.tokens, tuple(recipe.parts), tuple(labels), encoder)
-        engine = tasks.engine_of(recipe)
-        counts, splits = tasks.encode_corpus(context, engine, corpus, work, staged, storage or staged)
+        counts, splits = tasks.encode_corpus(context, tasks.engine_of(recipe), corpus, work, staged, storage or staged)
         for path in choice.files_to_copy(recipe):
             shutil.copyfile(path, staged / path.name)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
@@ -172,8 +171,8 @@ def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], 
     counts_bytes = close and counts.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
     if not counts_bytes and warns:  # a classifier has no bits per byte
         warn(
-            f"the tokenizer's tokens stand for {counts.counted:,} bytes of {counts.text:,}, {counts.unknown:,} of them unknown, "
-            f"and {came_back:.0%} of the text comes back from them: bits per byte are not given"
+            f"tokenizer: its tokens encode {counts.counted:,} of {counts.text:,} bytes of text, {counts.unknown:,} tokens are "
+            f"unknown, and {came_back:.0%} of the sampled documents decode to their text; bits per byte are not reported"
         )
     return {
         "encoder": tokenizer.encoder_name,
@@ -231,19 +230,17 @@ def _chat_ends(
     Warns about conversations that the template rejects, and raises InputError if it rejects more than half.
     """
     if rejected := counts.refusals.total():
-        told = (
-            f"{rejected:,} of {counted(rejected + taken, 'conversation')} left out, as the chat template refuses them; "
-        )
+        total = counted(rejected + taken, "conversation")
+        problem = f"tokens.chat_template: the template rejected {rejected:,} of {total}; the first: {counts.refusal}"
         if rejected > taken:
-            raise InputError(f"{told}{counts.refusal}; give a template that takes them by tokens.chat_template")
-        warn(told + counts.refusal)
+            raise InputError(f"{problem}; name a template that accepts them")
+        warn(problem)
     if chats.turn_end in tokenizer.special:
         ends = described.get("ends", [tokenizer.end_of_text])
         return {"ends": list(dict.fromkeys([*ends, chats.turn_end]))}
     warn(
-        "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
-        f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
-        "with eos_token"
+        "tokens.chat_template: the assistant's turn does not end with a special token, so the model will not stop by itself; "
+        f"add {' and '.join(CHATML_TOKENS)} to tokenizer.special_tokens, or use a template that ends turns with eos_token"
     )
     return {}
 
@@ -255,8 +252,8 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     classifies, classes = recipe.train.objective == "classify", manifest["labels"]
     if classifies and len(classes) < 2:
         raise InputError(
-            f"train.objective: classify needs documents of two classes or more, but the corpus has "
-            f"{f'only {classes[0]!r}' if classes else 'no label'}; see corpus.sources.label and label_key"
+            f"train.objective: classify needs at least two classes, but the corpus has "
+            f"{f'only {classes[0]!r}' if classes else 'no labels'}; set corpus.sources.label or label_key"
         )
     # One document fills a packed or labelled sequence; concatenated documents need more tokens than one sequence has.
     by_document = classifies or recipe.tokens.packing != "concatenate"
@@ -264,8 +261,8 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     for name, found in train.items():
         if found[unit] <= least:
             raise InputError(
-                f"tokens.sequence_length: {length}, but source {name!r} has only {found[unit]} training {unit} in all; add text "
-                "or shorten the sequence"
+                f"tokens.sequence_length: {length} is too long: source {name!r} has only {found[unit]} training {unit}; "
+                "add text or shorten the sequence"
             )
     if sum(found[unit] for found in held.values()) <= least:
         passages = 'hold out a passage of each document (tokens.held_out_from = "passages"), '

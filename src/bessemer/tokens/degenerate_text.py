@@ -60,7 +60,7 @@ class DegenerateTextFilter:
         self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
 
     @classmethod
-    def of(cls, recipe: Recipe, store: TokenStore) -> DegenerateTextFilter:
+    def for_store(cls, recipe: Recipe, store: TokenStore) -> DegenerateTextFilter:
         """Build the filter for the tokenizer of a token store."""
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         return cls(tokenizer.token_byte_values(), store.end_of_text)

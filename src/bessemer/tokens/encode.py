@@ -56,11 +56,11 @@ class EncodedCounts:
         """Return the counts for the manifest, and warn about special tokens and unused fields in messages."""
         if self.controls:
             warn(
-                f"messages spell the special tokens {', '.join(sorted(self.controls))}, which they become, as in transformers; "
-                "take them out of conversations that you do not trust (special_tokens_in_messages in tokens/manifest.json)"
+                f"messages contain the special tokens {', '.join(sorted(self.controls))}, which are encoded as such; "
+                "remove them from conversations that you do not trust (special_tokens_in_messages in tokens/manifest.json)"
             )
         if self.unwritten:
-            warn(f"the chat template does not know {', '.join(sorted(self.unwritten))} of messages, and leaves it out")
+            warn(f"tokens.chat_template: ignores these fields of messages: {', '.join(sorted(self.unwritten))}")
         tables = {
             "spelled_special_tokens": self.spelled, "special_tokens_in_messages": self.controls,
             "fields_left_out": self.unwritten, "refusals": self.refusals,
@@ -144,8 +144,8 @@ class Encoder:
         counts.unknown += int((ids == unknown).sum()) if unknown is not None else 0
         if self._is_exact and counted != size:
             raise BessemerError(
-                f"document {document.identity} of {document.source}: its {len(ids)} tokens stand for {counted} bytes, but its "
-                f"text has {size}; this is an error in Bessemer or in the tokenizer.json"
+                f"document {document.identity} of {document.source}: its {len(ids)} tokens encode {counted} bytes, but its "
+                f"text has {size}; check the tokenizer.json, or report this as a bug"
             )
         return EncodedDocument(self._framed(ids), size)
 

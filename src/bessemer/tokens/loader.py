@@ -205,7 +205,7 @@ class LabelledTexts:
         if (self.labels == NO_LABEL).any():
             identity, _ = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
             raise BessemerError(
-                f"{split.shards[0].path.parent}: document {identity} has no label; build the tokens again"
+                f"{split.shards[0].path.parent}: document {identity} has no label; write the tokens again"
             )
 
     def __len__(self) -> int:
@@ -325,7 +325,7 @@ def open_loader(
         source = open_samples(recipe, store, name, "train")
         if not len(source) and not isinstance(source, LabelledTexts):
             raise InputError(
-                f"tokens.sequence_length: source {name!r} has no sequence to train on; add text or shorten it"
+                f"tokens.sequence_length: source {name!r} is shorter than one sequence; add text or shorten it"
             )
         sources.append(source)
     sizes = SourceSizes(store.sources, tuple(map(len, sources)), tuple(source.num_tokens for source in sources))

@@ -35,7 +35,7 @@ def permute(
     """
     values = np.atleast_1d(np.array(positions, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
-        raise ValueError(f"{int(values.max())} lies outside a permutation of {size} items")
+        raise ValueError(f"{int(values.max())} is outside a permutation of {size} items")
     if size <= 1:
         return values
     half = max((int(size - 1).bit_length() + 1) // 2, 1)  # bits of each half of an index in the network

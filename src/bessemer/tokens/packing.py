@@ -73,7 +73,7 @@ class Pack:
         length, sequences, segments = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
         *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * segments, 8 * segments))
         if raw[:8].tobytes() != MAGIC or len(raw) != end + 4 * segments:
-            raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
+            raise BessemerError(f"{path}: damaged: not a complete .pack file; write the tokens again")
         first, starts, by_start = (part.view("<i8") for part in np.split(raw[:end], ends)[1:])
         return cls(length, first, starts, raw[end:].view("<u4"), by_start)
 

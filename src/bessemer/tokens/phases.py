@@ -86,20 +86,22 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     """Return the phases of the recipe in order; a recipe without a schedule has one."""
     if not isinstance(recipe, ResolvedRecipe):
         raise InputError(
-            "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
-            "resolve the recipe, or take the one in the run directory"
+            "tokens.schedule, temperature and max_epochs need the length of the run, which this recipe does not state; use the "
+            "resolved recipe in the run directory"
         )
     samples = recipe.batches.before(recipe.train.steps)
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         decay = recipe.train.schedule.decay_start(recipe.train.steps) if phase.from_ == "decay" else None
         if decay is None and phase.from_ == "decay":  # for built-in schedules the recipe's validation rejects this
-            raise InputError(f"tokens.schedule: {recipe.train.schedule.kind} has no decay phase to begin with")
+            raise InputError(
+                f"tokens.schedule: {recipe.train.schedule.kind} has no decay phase; set train.schedule.kind"
+            )
         first = floor(Fraction(str(phase.from_)) * samples) if decay is None else recipe.batches.before(decay)
         if first < spans[-1][0] or first >= samples:
             raise InputError(
-                f"tokens.schedule: the phase from = {phase.from_} begins at sample {first} of {samples}, which is "
-                f"{'before the phase above it' if first < samples else 'past the end'}; change its from, or train.steps"
+                f"tokens.schedule: the phase from = {phase.from_} begins at sample {first} of {samples}, "
+                f"{'before the preceding phase' if first < samples else 'after the end'}; change its from, or train.steps"
             )
         if first == spans[-1][0]:  # the run is too short for the phase above, or the first one begins at 0
             spans.pop()
@@ -227,9 +229,8 @@ def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fracti
     if left and not uncapped:
         capped = ", ".join(names[source] for source in fixed if phase.slots[source])
         raise InputError(
-            f"max_epochs: with every source at its cap ({capped}) the phase from sample {phase.first} on lacks "
-            f"{int(left)} of its {phase.samples} samples; raise max_epochs, add text or a source to the phase, or train "
-            "for fewer steps"
+            f"max_epochs: the phase at sample {phase.first} lacks {int(left)} of its {phase.samples} samples, because all of "
+            f"its sources reach their limits ({capped}); raise max_epochs, add text or a source, or train for fewer steps"
         )
     return tuple(
         fixed[source][number] if source in fixed else left * share / uncapped if uncapped else Fraction(0)

@@ -29,8 +29,8 @@ def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     for name, turns in epochs.items() if recipe.train.max_epochs is None else ():
         if turns > REPEATS_WORTH_A_WARNING:
             warn(
-                f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "
-                "and less (Muennighoff et al. 2023): give it less weight or a max_epochs, add text, or train for fewer steps"
+                f"source {name!r} will be read {turns:.1f} times, and repeats help little after {REPEATS_WORTH_A_WARNING} times "
+                "(Muennighoff et al. 2023); lower its weight, set max_epochs, add text, or train for fewer steps"
             )
     packing = {} if recipe.train.objective == "classify" else {"packing": facts(store, recipe)}
     return {**packing, "epochs": epochs}

@@ -30,9 +30,7 @@ import numpy.typing as npt
 from bessemer.corpus.readers.parts import in_groups
 from bessemer.recipe import Recipe, Work
 from bessemer.recipe.tokens import Tokens
-from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.stage_storage import open_work
 from bessemer.run_tasks.task import Task, check_stop, from_plain, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
@@ -55,11 +53,6 @@ Splits = dict[str, dict[str, Any]]  # `ShardWriter.facts` by SOURCE/SPLIT
 def engine_of(recipe: Recipe) -> Work:
     """Return the engine settings of the tasks: those of [corpus], with tokens.workers processes on one machine."""
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
-
-
-def work_folder(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath) -> AnyPath:
-    """Return WORK for tokens with the digest `inputs`."""
-    return open_work(run.tokens, inputs, None if corpus.parent == run.corpus else recipe.corpus.storage)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def step_batch(
     """
     directory = RunDirectory(run)
     recipe, store = load_resolved(directory.recipe), TokenStore.open(directory.tokens)
-    transforms = ((DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()) + transforms
+    transforms = ((DegenerateTextFilter.for_store(recipe, store).apply,) if recipe.tokens.gate else ()) + transforms
     loader, span = open_loader(recipe, store, transforms=transforms), _samples_of_step(recipe, step, omitted)
     batch, rows = loader.batch(*span), loader.documents(*span)
     sources, documents, offsets = ([row[key] for row in rows] for key in ("source", "documents", "offsets"))
@@ -78,7 +78,7 @@ def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]
     """Return the first sample of a step and its number of samples."""
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
-        raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
+        raise InputError(f"--step: the run has no step {step}; choose 1 to {steps}")
     return batches.first(step - 1), batches.sequences(step - 1)
 
 
@@ -132,7 +132,7 @@ def document_steps(
     """
     stored = _in_shards(store, identity)
     if stored is None or stored[1] != "train":
-        raise InputError(f"--document: {identity} is in no training shard of this run")
+        raise InputError(f"--document: {identity} is not in the training shards of this run; choose another")
     loader, (name, _, shard, number) = open_loader(recipe, store), stored
     split, source = store.split(name, "train"), store.sources.index(name)
     first = int(split.starts[[other.path for other in split.shards].index(shard.path)])
@@ -169,7 +169,7 @@ def find_document(store: TokenStore | None, corpus: Path, identity: str, text: b
         start, end = int(shard.offsets[number]), int(shard.offsets[number + 1])
         facts |= {"source": name, "split": split, "shard": shard.path.name, "first_token": start, "tokens": end - start}
     if len(facts) == 1:
-        raise InputError(f"--document: {identity} is neither in this run's corpus nor in its shards")
+        raise InputError(f"--document: {identity} is not in the corpus or shards of this run; choose another")
     return facts
 
 
@@ -183,14 +183,14 @@ def _named(corpus: Path, name: str) -> str:
 
         found = identities_of(place, name) if (place / "documents").exists() else []
     if len(found) > 1:
-        raise InputError(f"--document: {name!r} is of {len(found)} documents; name one: {', '.join(found[:NAMED])}")
+        raise InputError(f"--document: {name!r} matches {len(found)} documents; choose one: {', '.join(found[:NAMED])}")
     return found[0] if found else name
 
 
 def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:
     """Return source, split, shard and number in the shard of a document; None if no shard contains it."""
     if not IDENTITY.fullmatch(identity):
-        raise InputError(f"--document: {identity!r} is not an identity (32 digits), URL or path in this corpus")
+        raise InputError(f"--document: {identity!r} is not in this corpus; give an identity, a URL or a path")
     wanted = np.frombuffer(bytes.fromhex(identity), dtype=np.uint8)
     for name, split in product(store.sources, SPLITS):
         for shard in store.split(name, split).shards:
@@ -230,7 +230,7 @@ def describe_documents(corpus: Path, identities: list[str], text: bool = False) 
     except BessemerError as error:
         if isinstance(place, Path):
             raise
-        warn(f"{error}; going on without what it has on documents")
+        warn(f"{error}; continuing without facts about documents")
         return {}
     for row in known.values():
         row.pop("identity")

@@ -77,7 +77,7 @@ def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: 
 @cache
 def word_edges(tokenizer: Tokenizer) -> WordEdges:
     """Return which token ids start a word."""
-    return WordEdges.of(tokenizer.token_byte_values())
+    return WordEdges.from_pieces(tokenizer.token_byte_values())
 
 
 def _uniform(draws: Any, count: int) -> npt.NDArray[np.float64]:

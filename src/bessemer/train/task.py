@@ -69,7 +69,7 @@ class ObjectiveTask:
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
         """Return the loader of a run's training batches."""
-        gate = (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
+        gate = (DegenerateTextFilter.for_store(recipe, store).apply,) if recipe.tokens.gate else ()
         return open_loader(recipe, store, rank, world, (*gate, *example_transforms(recipe, store)))
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:

@@ -105,7 +105,7 @@ class Shard:
         count = int(raw[8:16].view("<u8")[0]) if len(raw) >= 24 and raw[:8].tobytes() == MAGIC else -1
         ends = 16 + 8 * (count + 1)
         if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
-            raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
+            raise DamagedFile(f"{path}: damaged: not a complete document index; {again}")
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
         # The length of a shard in a store is not checked if that would need a request.
         last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens

@@ -87,7 +87,7 @@ class TokenStore:
         the wrong size.
         """
         if not (folder / MANIFEST).exists():
-            raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
+            raise InputError(f"{folder}: there are no tokens; write them with `bessemer tokens RECIPE`")
         try:
             store = cls(folder, read_json(folder / MANIFEST))
         except (InputError, AttributeError, KeyError, TypeError) as error:
@@ -161,11 +161,14 @@ class TokenStore:
         """
         for source in sources or self.sources:
             for shard in self.split(source, split).shards:
-                spans = pairwise(shard.offsets.tolist())
-                for number, (name, (start, end)) in enumerate(zip(shard.identities, spans, strict=True)):
-                    label = int(shard.labels[number])
-                    label_name = None if label == NO_LABEL else self.labels[label]
-                    yield TokenDocument(name.tobytes().hex(), source, shard.tokens[start:end], label_name)
+                yield from self.documents_in(source, shard)
+
+    def documents_in(self, source: str, shard: Shard) -> Iterator[TokenDocument]:
+        """Iterate over the documents of one shard of a source."""
+        spans = pairwise(shard.offsets.tolist())
+        for name, (start, end), label in zip(shard.identities, spans, shard.labels.tolist(), strict=True):
+            label_name = None if label == NO_LABEL else self.labels[label]
+            yield TokenDocument(name.tobytes().hex(), source, shard.tokens[start:end], label_name)
 
     def split(self, source: str, split: str) -> SplitTokens:
         """Return the tokens of one source in a split, "train" or "heldout"."""
@@ -200,6 +203,6 @@ def require_equal_tokenizers(start: Path, ours: str) -> None:
     tokens = start / "tokens"
     if TokenStore.open(tokens).manifest["tokenizer"]["sha256"] != ours:
         raise InputError(
-            f"train.start: {start} was trained with another tokenizer than this run's, whose ids mean other text; leave "
-            f'[tokenizer] out, or set tokenizer.path = "{tokens / "tokenizer.json"}"'
+            f"train.start: {start} was trained with another tokenizer; remove [tokenizer], or set "
+            f'tokenizer.path = "{tokens / "tokenizer.json"}"'
         )

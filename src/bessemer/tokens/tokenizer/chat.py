@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.common.errors import InputError, require_import
+from bessemer.common.errors import InputError, first_line, require_import
 from bessemer.corpus.conversation import OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.storage import hub
 from bessemer.tokens.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ WORD = re.compile(NONCE + r"(\d+)q")
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
 NOT_WRITTEN = "{} has {}, which the chat template does not write"
 ADVICE = (
-    "name a template by tokens.chat_template, a file or chatml, in which what the assistant says stands between "
+    "set tokens.chat_template to chatml or to a file that puts the assistant's text between "
     "{% generation %} and {% endgeneration %}"
 )
 CHATML = (  # the format of Qwen and SmolLM
@@ -98,7 +98,7 @@ def render(
         )
     except Exception as error:  # a template is a program
         line = getattr(error, "lineno", None)
-        raise InputError(f"chat template: {f'line {line}: ' if line else ''}{_reason(error)}") from None
+        raise InputError(f"chat template: {f'line {line}: ' if line else ''}{first_line(error)[:300]}") from None
     return texts[0], spans[0] if is_marked else []
 
 
@@ -106,10 +106,6 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its reasoning under each name that templates use."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return dict(message) if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def default_system(source: str, names: Mapping[str, str]) -> str | None:
@@ -150,7 +146,7 @@ class ChatTemplate:
         self.source, self._names, self._tokenizer = source, names, tokenizer
         ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
-            raise InputError(f"chat template: it does not mark what the assistant says; {ADVICE}")
+            raise InputError(f"chat template: the assistant's text is not marked; {ADVICE}")
         said = ids[is_trained].tolist()
         while len(said) > 1 and said[-1] not in tokenizer.special and not tokenizer.decode(said[-1:]).strip():
             said.pop()
@@ -219,7 +215,7 @@ class ChatTemplate:
             before = [is_out for place, is_out in places if place < start][-1:]
             is_out = {is_out for place, is_out in places if start <= place < end} or {*before}
             if len(is_out) > 1 or len(spans) != len(probed):
-                raise InputError("the chat template does not say which message is trained on, where not all are")
+                raise InputError("a {% generation %} block mixes trained and other messages; give each a block")
             kept += [] if True in is_out else [spans[number]]
         return kept
 

@@ -111,8 +111,8 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
         path = recipe.model.from_
     if path is None:
         return recipe
-    if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
-        path = f"hf:{hub.fetch_model(path.removeprefix('hf:'), weights=False).pinned}"
+    if path.startswith("hf:") and hub.is_name(name := path.removeprefix("hf:")):
+        path = f"hf:{hub.pinned(name, hub.fetch_model(name, weights=False))}"
     if path != tokenizer.path:
         changes["path"] = path
     wanted = {"end_of_text", *(["mask_token"] if recipe.predicts_hidden else [])} - tokenizer.model_fields_set

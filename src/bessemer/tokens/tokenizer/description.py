@@ -141,7 +141,7 @@ class WordEdges:
     closes: Bools
 
     @classmethod
-    def of(cls, pieces: list[bytes]) -> WordEdges:
+    def from_pieces(cls, pieces: list[bytes]) -> WordEdges:
         """Build the table from `pieces`, the bytes of each id (empty for special tokens)."""
         word = [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
         first, last = ([not piece or not word[piece[end]] for piece in pieces] for end in (0, -1))

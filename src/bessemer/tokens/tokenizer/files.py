@@ -45,8 +45,8 @@ def file_in(folder: Path) -> Path:
     """Return the tokenizer.json of a folder. Raises InputError if there is none."""
     if not (file := hub.foreign_file(folder, "tokenizer.json")).exists():
         raise InputError(
-            f"{folder}: has no tokenizer.json; put the model's own there, or have transformers make one of older files: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            f"{folder}: tokenizer.json is missing; copy it from the model, or convert older files: "
+            "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     return file
 
@@ -60,7 +60,7 @@ def read_table(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise InputError(f"{path}: is not a table of settings")
+        raise InputError(f"{path}: not a JSON object; replace the file")
     return found
 
 
@@ -108,7 +108,7 @@ def token_ids(path: Path, role: str) -> list[int]:
     value = read_table(path).get(f"{role}_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
-        raise InputError(f"{path}: {role}_token_id = {str(value)[:60]} must be a token's id, a whole number")
+        raise InputError(f"{path}: {role}_token_id = {str(value)[:60]} is not a token id; use a whole number")
     return [int(number) for number in ids]
 
 

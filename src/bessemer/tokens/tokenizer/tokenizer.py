@@ -54,7 +54,7 @@ class Tokenizer:
         vocabulary = inner.get_vocab()
         self.vocabulary: int = max(vocabulary.values(), default=0) + 1
         if self.vocabulary > MAX_IDS:  # with large gaps the library would run out of memory and abort
-            raise InputError(f"tokenizer.path: it has the id {self.vocabulary - 1}; ids up to {MAX_IDS - 1} are read")
+            raise InputError(f"tokenizer.path: the id {self.vocabulary - 1} is too large; use ids up to {MAX_IDS - 1}")
         # `transformers` too ignores the truncation and padding in the tokenizer.json.
         inner.no_truncation()
         inner.no_padding()
@@ -65,7 +65,7 @@ class Tokenizer:
             key, token = ("end_of_text", end_of_text) if end is None else ("mask_token", mask_token)
             shown = ", ".join(map(repr, names[:12])) or "none"
             raise InputError(
-                f"tokenizer.{key}: the tokenizer has no token {token!r}; name the one it uses; its special tokens: {shown}"
+                f"tokenizer.{key}: the tokenizer has no token {token!r}; choose one of its special tokens: {shown}"
             )
         self.end_of_text, self.end_of_text_token = end, end_of_text
         self.mask_token: int | None = None if mask_token is None else inner.token_to_id(mask_token)
@@ -73,8 +73,7 @@ class Tokenizer:
         model = self._description["model"]
         if model.get("dropout"):
             raise InputError(
-                "tokenizer.path: its BPE has dropout, so that the same text gives other ids each time; set model.dropout "
-                "to null in the file"
+                "tokenizer.path: BPE dropout gives different ids for the same text; set model.dropout to null in the file"
             )
         self.kind, self.changes = content.kind_of(self._description), content.changes(self._description)
         self.text_prefix = content.prefix_of(self._description)
@@ -135,13 +134,13 @@ class Tokenizer:
         tokenizer = cls(inner, end_of_text, mask_token)
         if tokenizer.vocabulary > vocabulary:
             raise InputError(
-                f"tokenizer.vocabulary: {vocabulary} ids do not hold the 256 bytes and {', '.join(map(repr, special))}; give "
+                f"tokenizer.vocabulary: {vocabulary} is too small for 256 bytes and {', '.join(map(repr, special))}; set "
                 f"{tokenizer.vocabulary} or more"
             )
         if tokenizer.vocabulary < vocabulary:
             raise TooFewIds(
-                f"tokenizer.vocabulary = {vocabulary}: the text supports only {tokenizer.vocabulary} ids (no pair of tokens is "
-                f"left to merge); give tokenizer.vocabulary = {tokenizer.vocabulary}, or add text",
+                f"tokenizer.vocabulary: {vocabulary} is too large: the text supports only {tokenizer.vocabulary} ids, with no "
+                f"pair of tokens left to merge; set {tokenizer.vocabulary}, or add text",
                 tokenizer.vocabulary,
             )
         return tokenizer
@@ -171,7 +170,7 @@ class Tokenizer:
         inner.add_special_tokens([name for name in names if name not in self.special.values()])
         if any(self.id_of(name) is None and (inner.token_to_id(name) or 0) < self.vocabulary for name in names):
             raise InputError(
-                "tokenizer.special_tokens: the tokenizer's ids have gaps, so that no token can be added to it"
+                "tokenizer.special_tokens: no token can be added, because the tokenizer's ids have gaps; remove the key"
             )
         return Tokenizer(inner, end_of_text, mask_token)
 
@@ -249,7 +248,7 @@ class Tokenizer:
         compared = [] if texts is None else [*vocabulary, *self._inner.get_vocab(), *texts]
         if all(map(np.array_equal, faster._encode(compared), self._encode(compared))):
             return faster
-        warn("gigatoken and the tokenizer.json disagree on this text; encoding with tokenizers, which is slower")
+        warn("gigatoken and tokenizers encode this text differently; using tokenizers, which is slower")
         return self
 
     def special_in(self, text: str) -> list[str]:
@@ -289,13 +288,13 @@ def _read(path: Path) -> HuggingFaceTokenizer:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     if not path.exists():
-        raise InputError(f"{path}: no such tokenizer file")
+        raise InputError(f"{path}: no such file; set tokenizer.path to a tokenizer.json")
     try:
         return HuggingFaceTokenizer.from_file(str(path))
     except BaseException as error:  # the library raises plain Exception, and a panic is not even that
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+        raise InputError(f"{path}: not a valid tokenizer.json: {error}; replace the file") from None
 
 
 def _from(description: dict[str, Any], **changed: Any) -> HuggingFaceTokenizer:
@@ -329,4 +328,4 @@ def _require_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         before = text[max(error.start - 20, 0) : error.start]
-        raise InputError(f"what follows {before!r} is no character; is the input UTF-8?") from None
+        raise InputError(f"invalid character after {before!r}; use text in UTF-8") from None
