@@ -95,12 +95,12 @@ def test_a_page_is_written_or_its_folder_is_an_error(tmp_path: Path) -> None:
     assert require_output_path(page, "--html", PAGE_MARK) == page
     write_page(page, plan_page.render(plan(), name="plan"))
     assert require_output_path(page, "--html", PAGE_MARK) == page
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="--html: .*none"):
         require_output_path(tmp_path / "none" / "plan.html", "--html", PAGE_MARK)
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="--html"):
         require_output_path(tmp_path, "--html", PAGE_MARK)
     page.write_text("<title>A page of mine</title>")
-    with pytest.raises(InputError, match="--out"):
+    with pytest.raises(InputError, match="--html"):
         require_output_path(page, "--html", PAGE_MARK)
 
 
