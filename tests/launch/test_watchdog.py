@@ -61,7 +61,7 @@ def test_a_single_process_reports_itself(tmp_path: Path) -> None:
             time.sleep(0.05)
     (told,) = read_json_lines(tmp_path / "incidents.jsonl")
     assert told["what"] == "hang" and told["step"] == 5
-    assert "test_a_process_alone" in (tmp_path / "stacks.txt").read_text()
+    assert "test_a_single_process_reports_itself" in (tmp_path / "stacks.txt").read_text()
 
 
 def start_training(made: Path, name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
