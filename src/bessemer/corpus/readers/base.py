@@ -24,7 +24,6 @@ from pydantic import PrivateAttr
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
-from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import reader_class
@@ -193,13 +192,8 @@ def naming_faults(reader: Reader, method: str, where: str) -> Iterator[None]:
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:
-    """Create the reader for files of a source.
-
-    Raises InputError if the library that `[corpus.extract]` names is not installed.
-    """
+    """Create the reader for files of a source."""
     reader: Reader = make("readers", format_, source.reader)
-    if reader.is_web and corpus is not None:
-        check_engine(corpus.extract)
     reader._context = Context(source, format_, corpus or Corpus(), **more)
     return reader
 
