@@ -60,7 +60,6 @@ MODULES = {
     "plan": (
         "goal",
         "search",
-        "communication",
         "intervals",
         "local_plan",
         "scaling_laws",

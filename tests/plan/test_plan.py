@@ -3,6 +3,7 @@ import torch
 
 from bessemer.common.errors import InputError
 from bessemer.distributed.memory import peak_memory
+from bessemer.distributed.stages import PartParameters, pipeline_ranks
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
@@ -10,8 +11,6 @@ from bessemer.model.flops import hardware_flops
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
-from bessemer.plan import communication
-from bessemer.plan.communication import tensor_rank_parameters
 from bessemer.recipe import Parallel, Train, load, parse
 
 FP32 = ElementBytes(4)
@@ -55,7 +54,7 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_optimizer_state_has_its_planned_size(kind: str, state: str) -> None:
     from bessemer.distributed.memory import optimizer_bytes
-    from bessemer.recipe import Optimizer, Train
+    from bessemer.recipe import Optimizer
     from bessemer.train import optimizer as optimizers
 
     wanted, settings = SMALL, Optimizer(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state)  # type: ignore[arg-type]
@@ -148,8 +147,7 @@ def test_the_derived_batch_fits_the_schedule(keys: str, micro_batch: int | None)
     assert usual <= sequences <= 1.2 * usual + data * made.parallel.pipeline
 
 
-ALL_FP32 = ElementBytes(4, 4, 4, 4)
-TOKENS, LENGTH, WIDTH, VOCABULARY, LAYERS = 3072, 64, 32, 256, 4
+LENGTH, WIDTH, VOCABULARY, LAYERS = 64, 32, 256, 4
 
 
 def config_of(tied: bool = False) -> ModelConfig:
@@ -167,54 +165,14 @@ def config_of(tied: bool = False) -> ModelConfig:
     return model_config(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
 
 
-def step_bytes(config: ModelConfig, layout: Parallel, micro_batches: int) -> dict[str, int] | None:
-    micro_batch, rest = divmod(TOKENS // LENGTH, layout.data * micro_batches)
-    assert rest == 0
-    train = Train(global_batch_tokens=TOKENS, micro_batch=micro_batch)
-    return communication.planned_bytes(train, layout, config, ALL_FP32)
+def rank_parameters(config: ModelConfig, layout: Parallel) -> int:
+    return sum(PartParameters.count(config, rank, layout.tensor).all for rank in pipeline_ranks(config, layout))
 
 
-def test_communication_of_replicas_and_shards() -> None:
-    config = config_of()
-    whole, outside = 4 * config.parameters, 4 * (2 * VOCABULARY * WIDTH + WIDTH)
-    blocks = whole - outside
-
-    def of(**layout: int) -> object:
-        return step_bytes(config, Parallel(**layout), 3)
-
-    # n processes that each send 2 (n - 1) / n of a sum
-    assert of(replicate=4) == {"all_reduce": 6 * whole}
-    assert of(shard=2, zero=1) == {"all_gather": whole, "reduce_scatter": whole}
-    assert of(shard=2, zero=2) == {"all_gather": whole, "reduce_scatter": 3 * whole}
-    assert of(shard=4) == {"all_gather": 3 * 3 * (outside + 2 * blocks), "reduce_scatter": 3 * 3 * whole}
-    hybrid = of(replicate=2, shard=2)
-    # two groups of two; each of the four shards, half of a replica, is summed with its counterpart
-    assert hybrid == {
-        "all_gather": 2 * 3 * (outside + 2 * blocks), "reduce_scatter": 2 * 3 * whole, "all_reduce": 2 * whole,
-    }  # fmt: skip
-
-
-def test_communication_of_stages_and_their_tied_matrix() -> None:
-    hidden = TOKENS * WIDTH * 4
-    assert step_bytes(config_of(), Parallel(pipeline=4), 8) == {"send": 6 * hidden}
-    tied = step_bytes(config_of(tied=True), Parallel(pipeline=4), 8)
-    assert tied == {"send": 6 * hidden, "all_reduce": 2 * VOCABULARY * WIDTH * 4}
-    assert step_bytes(config_of(), Parallel(pipeline=2, shard=2), 8) is None
-
-
-def test_context_ranks_also_reduce_the_weights() -> None:
-    config = config_of()
-    alone = step_bytes(config, Parallel(shard=2), 1)
-    shared = step_bytes(config, Parallel(context=2), 1)
-    assert alone is not None and shared is not None
-    keys = LAYERS * 2 * 4 * 4 * TOKENS * 4  # layers, keys and values, heads, head width, tokens, bytes
-    assert {kind: shared[kind] - alone[kind] for kind in shared} == {"all_gather": keys, "reduce_scatter": keys}
-
-
-def test_the_memory_of_a_process() -> None:
+def test_the_parameters_of_a_process() -> None:
     config, tied = config_of(), config_of(tied=True)
-    assert sum(tensor_rank_parameters(config, Parallel())) == config.parameters
+    assert rank_parameters(config, Parallel()) == config.parameters
     norms = (2 * LAYERS + 1) * WIDTH + LAYERS * 2 * 4  # of the stream, and of queries and keys, 4 wide
-    assert sum(tensor_rank_parameters(config, Parallel(tensor=4))) == (config.parameters - norms) // 4 + norms
-    assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2))) == tied.parameters + VOCABULARY * WIDTH
-    assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2, schedule="zbv"))) == tied.parameters
+    assert rank_parameters(config, Parallel(tensor=4)) == (config.parameters - norms) // 4 + norms
+    assert rank_parameters(tied, Parallel(pipeline=2)) == tied.parameters + VOCABULARY * WIDTH
+    assert rank_parameters(tied, Parallel(pipeline=2, schedule="zbv")) == tied.parameters

@@ -266,15 +266,6 @@ def rank_rows(num_rows: int, ranks: int) -> int:
     return -(-num_rows // ranks)
 
 
-def replicated_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters that every rank of a tensor group holds in full.
-
-    These are all except `block_sharded_parameters` and the tables with a row per token id.
-    """
-    tables = config.tables() * config.vocabulary * config.width
-    return config.parameters - config.layers * config.block_sharded_parameters - tables
-
-
 @dataclass(frozen=True)
 class PartParameters:
     """Parameter counts of a process's part of the model, after tensor parallelism and before ZeRO, without routed experts.
@@ -295,14 +286,13 @@ class PartParameters:
 
     @classmethod
     @lru_cache(maxsize=4096)
-    def count(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
-        """Return the counts of the largest rank of a tensor group, or with `is_mean` the mean over its ranks.
+    def count(cls, config: ModelConfig, rank: PipelineRank, tensor: int) -> PartParameters:
+        """Return the counts of the largest rank of a tensor group.
 
         Ranks may differ in rows of the tables with a row per token id. Norms outside of blocks count with the head.
         """
         sharded = config.block_sharded_parameters
-        fullest = rank_rows(config.vocabulary, tensor) * config.width
-        table = config.vocabulary * config.width // tensor if is_mean else fullest
+        table = rank_rows(config.vocabulary, tensor) * config.width
         root = config.tables(rank.has_embedding, rank.has_head) * table
         if rank.has_embedding:
             positions = config.position_rows if config.positions == "learned" else 0

@@ -17,14 +17,12 @@ class ElementBytes:
             keeps; 0 if matmuls read the weights directly.
         gradient: Sums of the weights' gradients.
         master: Weights that the optimizer updates.
-        sums: Sums of the loss.
     """
 
     activation: int
     cast: int = 0
     gradient: int = FP32
     master: int = FP32
-    sums: int = FP32
 
     @property
     def gathered(self) -> int:

@@ -65,7 +65,6 @@ class Sublayer:
         parameters: The parameters, in the order of the module.
         output: The linear layer that writes into the residual stream.
         tensor_units: The recipe keys of the units that tensor parallelism divides, with the number of units.
-        reduced_numbers: Numbers that a tensor group sums within the sublayer.
         score_flops: FLOPs without parameters, forward and backward, for each token that it sees.
         saved_elements: Elements that autograd saves for the backward pass if element-wise operations are fused.
         eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then saves its input
@@ -78,7 +77,6 @@ class Sublayer:
     parameters: tuple[Parameter, ...]
     output: str = ""
     tensor_units: dict[str, int] = field(default_factory=dict)
-    reduced_numbers: int = 0
     score_flops: float = 0.0
     saved_elements: int = 0
     eager_bytes: float = 0.0
@@ -146,7 +144,6 @@ def attention_facts(options: ModelOptions) -> Sublayer:
         ),
         output="out",
         tensor_units={f"model.{'heads' if kv_heads == heads else 'kv_heads'}": kv_heads},
-        reduced_numbers=2 * is_full,  # sums of squares, of queries and of keys
         score_flops=12 * heads * options.attention_width,
         saved_elements=saved,
         eager_bytes=FP32 * wide + 2.0 * narrow,

@@ -65,13 +65,6 @@ class Precision:
         copied = self.autocast is not None and self.fp8 is None
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
 
-    @property
-    def sent_bytes(self) -> ElementBytes:
-        """The bytes of an element that processes send each other."""
-        weights, narrow = self.weights.itemsize, self.dtype.itemsize
-        sums = torch.promote_types(self.weights, torch.float32).itemsize
-        return ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
-
 
 _PRECISIONS = (
     Precision("fp64", None, weights=torch.float64),

@@ -12,7 +12,6 @@ from bessemer.distributed.stages import recomputed_total
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import hardware_flops
 from bessemer.plan import local_plan
-from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, ResolvedTrain
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens import summary
@@ -114,11 +113,6 @@ def planned_run(
         "recomputed": planner.recomputed,
         "model_config": planner.config.to_dict(), "measured_step_bytes": planner.step_bytes,
     }  # fmt: skip
-    if resolved.parallel.world > 1:
-        sent = planner.device.precision.sent_bytes
-        plan["communicated_bytes"] = planned_bytes(
-            resolved.train, resolved.parallel, planner.config, sent, planner.recomputed_total(resolved)
-        )
     return plan, resolved
 
 
