@@ -311,7 +311,8 @@ def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int
 
     if train.is_frozen:
         return 0
-    block = sum(size(train.optimizer.rule, part.shape) for part in config.block_table.values() if part.is_matrix)
+    rule = train.optimizer.rule
+    block = sum(size(rule, part.shape) for part in config.block_table.values() if part.is_matrix)
     embeddings = config.tables() * size(train.optimizer.rest_rule, (config.vocabulary, config.width))
     return FP32 * (blocks * block + embeddings)
 

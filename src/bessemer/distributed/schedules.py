@@ -6,8 +6,7 @@ which nothing waits for). `0F3` is stage 0's forward of micro-batch 3, as in tor
 
 The planner and its figures use these lists. `distributed/pipeline.py` runs torch's classes instead; a test compares their
 `pipeline_order` (and the behaviour of ScheduleGPipe and Schedule1F1B) with these lists. V-shaped schedules take their lists
-from torch. Torch's _PipelineScheduleRuntime can run these lists for any schedule and inserts the sends and receives:
-`to_csv_rows` returns the rows that its `_load_csv(file, format="compute_only")` and `_Action.from_str` read.
+from torch.
 """
 
 from __future__ import annotations
@@ -104,19 +103,6 @@ class ScheduleActions:
         """Return the rank that holds a stage."""
         return rank_of_stage(self.name, stage, self.ranks)
 
-    def peak_in_flight(self, rank: int) -> float:
-        """Return the peak number of micro-batches whose activations a rank holds.
-
-        One unit is the activations of one micro-batch on all of the rank's stages. Activations are held from a stage's
-        forward to the end of its backward. A split backward ends with W, although part of the memory is free after I (Qi et
-        al. 2023, section 2). The result does not depend on how long actions take.
-        """
-        now = most = 0
-        for action in actions(self.steps[rank]):
-            now += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
-            most = max(most, now)
-        return most / self.virtual
-
 
 def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
     """Return the stages on each rank, by default the schedule's standard number.
@@ -175,11 +161,6 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
         [lists[name](rank) for rank in range(ranks)] if name in lists else _lists_of_torch(name, ranks, micro_batches)
     )
     return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(actions_of_rank) for actions_of_rank in steps))
-
-
-def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:
-    """Return the actions in torch's notation, one row per rank, as `_load_csv(format="compute_only")` reads them."""
-    return [[str(step) for step in steps] for steps in schedule.steps]
 
 
 def _gpipe(rank: int, m: int) -> list[ScheduleEntry]:
@@ -260,9 +241,8 @@ def _lists_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[Sche
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
     """Return the peak number of micro-batches whose activations a rank holds, by a formula.
 
-    This is a fast alternative to `ScheduleActions.peak_in_flight`, in the same unit; for zbv the result is 1/2 larger. A
-    test compares the two (test_the_formula_of_micro_batches_in_flight_equals_a_count_of_the_schedule in
-    tests/plan/test_planned_memory.py).
+    One unit is the activations of one micro-batch on all of the rank's stages. A test compares the result with a count over
+    the actions of `generate`; for zbv the result is 1/2 larger.
 
     - GPipe: m (Huang et al. 2019).
     - 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1).

@@ -65,7 +65,8 @@ class Optimizer(NamedRule):
     @property
     def rest_rule(self) -> Any:
         """The update rule of all parameters that are not hidden matrices."""
-        return Optimizer().rule if self.rule.is_for_matrices else self.rule
+        rule = self.rule
+        return Optimizer().rule if rule.is_for_matrices else rule
 
 
 class Schedule(NamedRule):
