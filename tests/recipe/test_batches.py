@@ -105,7 +105,7 @@ def test_betas_of_lion_are_those_of_its_paper() -> None:
 def test_no_step_reads_omitted_samples(ramp: bool, offset: int, omitted: list[tuple[int, int]]) -> None:
     """The rule step by step: a batch that would contain an omitted sample starts after the range."""
     plain = batches(*(["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6"] if ramp else []))
-    found = plain.without(omitted).going_on(0, 0).going_on(1, plain.without(omitted).after(1) + offset)
+    found = plain.without(omitted).with_position(0, 0).with_position(1, plain.without(omitted).after(1) + offset)
     place, readers, passed = offset, dict[int, int](), []
     for step in range(40):
         size, before = plain.sequences(step), place

@@ -102,8 +102,8 @@ class Batches:
                 merged.append((first, end))
         return replace(self, omitted=tuple(merged))
 
-    def going_on(self, step: int, samples: int) -> Batches:
-        """Return a copy for a run that, after `step` steps, is at position `samples` of the order."""
+    def with_position(self, step: int, samples: int) -> Batches:
+        """Return a copy that, after `step` steps, is at position `samples` of the order."""
         return replace(self, offset=self.offset + samples - self.after(step))
 
     @cached_property

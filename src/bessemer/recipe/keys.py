@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from operator import eq
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
-from bessemer.recipe.uses import Location, anchor_names, item_name, settings_at
+from bessemer.recipe.uses import Location, item_name, settings_at
 
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # other programs' names of keys, by the last part or the whole of the name
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
@@ -138,10 +137,9 @@ SHOULD_BE = {  # pydantic's error types in terms of TOML
 
 
 def complaints(
-    error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str],
-    in_file: set[tuple[Location, str]],
+    error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str]
 ) -> Iterator[str]:  # fmt: skip
-    """Yield an error line for each mistake.
+    """Yield an error line for each mistake. It names the overrides of the key, of its tables, and of keys in it.
 
     Args:
         error: The mistakes.
@@ -149,18 +147,22 @@ def complaints(
         text: The text of the recipe.
         where: Name of the recipe in errors.
         overrides: The overrides.
-        in_file: Locations and messages of the mistakes without the overrides.
     """
     known = keys_and_limits()
     for item in error.errors(include_url=False):
         location = item["loc"]
         key = _key(location, values)
-        if not overrides or (location, item["msg"]) in in_file:
-            line = line_of(text, location)
-            place = f"{where}:{line}" if line else where
-        else:
-            place = " ".join(f"--set {override}" for override in overrides)
+        line = line_of(text, location)
+        place = f"{where}:{line}" if line else where
+        if related := [f"--set {override}" for override in overrides if _overlaps(override, key, _declared(location))]:
+            place = f"{place} with {' '.join(related)}"
         yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known, settings_at(values, location))}"
+
+
+def _overlaps(override: str, *keys: str) -> bool:
+    """Return True if an override sets one of the keys, a table that contains it, or a key in it."""
+    parts = override.partition("=")[0].strip().split(".")
+    return any(not key or all(map(eq, parts, key.split("."))) for key in keys)
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any], settings: list[Location]) -> str:
@@ -181,23 +183,6 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any], setting
 def _declared(location: Location) -> str:
     """Return the dotted name of a location as keys are listed, without the indices in arrays of tables."""
     return ".".join(str(part) for part in location if not isinstance(part, int))
-
-
-def mistakes_in(text: str, folder: Path, context: Mapping[str, Any]) -> set[tuple[Location, str]]:
-    """Return location and message of each mistake that a recipe has without its overrides.
-
-    Args:
-        text: The TOML text of the recipe.
-        folder: Folder of the recipe.
-        context: Context of the validation, see `Section`.
-    """
-    values = tomllib.loads(text)
-    anchor_names(values, folder)
-    try:
-        Recipe.model_validate(values, context=dict(context))
-    except ValidationError as error:
-        return {(item["loc"], item["msg"]) for item in error.errors(include_url=False)}
-    return set()
 
 
 def _key(location: Location, values: dict[str, Any]) -> str:

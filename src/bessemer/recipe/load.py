@@ -16,7 +16,7 @@ from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.recipe.corpus import is_data
-from bessemer.recipe.keys import complaints, mistakes_in
+from bessemer.recipe.keys import complaints
 from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
@@ -199,8 +199,7 @@ def parse(
     try:
         recipe = Recipe.model_validate(values, context=context)
     except ValidationError as error:
-        in_file = mistakes_in(text, place, context) if overrides else set()
-        raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides, in_file)))) from None
+        raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides)))) from None
     return recipe if folder is None else _from_folder(recipe, folder)
 
 

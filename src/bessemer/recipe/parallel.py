@@ -31,7 +31,6 @@ class ScheduleFacts:
         has_equal_rounds: Micro-batches are processed in rounds of equal size (`interleaved_rounds`).
         in_flight_rises: A later rank may hold the activations of more micro-batches than an earlier one.
         splits_backward: The backward pass is split into gradients of the input and of the weights.
-        all_forward_first: All micro-batches are in flight at once.
     """
 
     stages_per_rank: int = 1
@@ -40,7 +39,6 @@ class ScheduleFacts:
     has_equal_rounds: bool = False
     in_flight_rises: bool = False
     splits_backward: bool = False
-    all_forward_first: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
         """Return the minimum number of micro-batches per step."""
@@ -48,7 +46,7 @@ class ScheduleFacts:
 
 
 SCHEDULES: dict[str, ScheduleFacts] = {
-    "gpipe": ScheduleFacts(micro_batches_per_rank=0, all_forward_first=True),
+    "gpipe": ScheduleFacts(micro_batches_per_rank=0),
     "1f1b": ScheduleFacts(),
     "interleaved": ScheduleFacts(stages_per_rank=2, has_equal_rounds=True),
     "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True, in_flight_rises=True),

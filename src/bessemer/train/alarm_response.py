@@ -171,7 +171,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
-    stream.roll_back(rollback.to, stream.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
+    stream.roll_back(rollback.to, stream.sizes.without([rollback.omitted]).with_position(rollback.to, restored.samples))
     training.clock.add_rollback(rollback.completed, rollback.to)
     training.log.roll_back(rollback.number, rollback.to)
     if training.trainer.mesh.is_main:

@@ -202,7 +202,7 @@ def set_up(
     reached_at = rows[-1].get("time") if rows else None
     clock = WallClock(run.times if mesh.is_main else None, state.step, perf_counter() - started, reached, reached_at)
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
-    sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
+    sizes = recipe.batches.without(journal.omitted).with_position(state.step, state.samples)
     flops = step_flops_per_token(recipe.train, config)
     peak = spec.peak_flops * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda)
     num_recomputed = recomputed_total(config, recipe.parallel, spec.recomputed)
