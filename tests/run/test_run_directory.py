@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.common import log_file
 from bessemer.common.errors import InputError
-from bessemer.common.log_file import LogFile, json_line
+from bessemer.common.log_file import append_entry, close_logs, json_line
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, write_atomic  # fmt: skip
 from bessemer.run.stage import mark_stage, stage_is_current, staging
@@ -88,20 +88,20 @@ def test_a_log_on_a_full_disk_is_completed_later(
 
     monkeypatch.setattr(os, "write", scarce)
     path = tmp_path / "new" / "log.jsonl"
-    with LogFile(path) as log:
-        for number in range(4):  # 9 bytes each: the second does not fit, and the file keeps only whole entries
-            log.append(json_line({"n": number}))
-        assert read_json_lines(path) == [{"n": 0}]
-        assert path.stat().st_size == 9
-        room[0] = 1000
-        log.append(json_line({"n": 4}))
-        assert read_json_lines(path) == [{"n": number} for number in range(5)]
-        room[0] = 0
-        log.append(json_line({"n": 5}))
-    said = capsys.readouterr().err
-    assert said.count("No space left on device") == 2
-    assert "its last 1 entries" in said
-    LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")
+    for number in range(4):  # 9 bytes each: the second does not fit, and the file keeps only whole entries
+        append_entry(path, json_line({"n": number}))
+    assert read_json_lines(path) == [{"n": 0}]
+    assert path.stat().st_size == 9
+    room[0] = 1000
+    append_entry(path, json_line({"n": 4}))
+    assert read_json_lines(path) == [{"n": number} for number in range(5)]
+    room[0] = 0
+    append_entry(path, json_line({"n": 5}))
+    append_entry(path / "beneath", b"a file is in the place of the folder")
+    close_logs()
+    stderr = capsys.readouterr().err
+    assert stderr.count("No space left on device") == 2
+    assert "log.jsonl: its last 1 entries" in stderr and "beneath: its last 1 entries" in stderr
 
 
 def test_entries_delayed_by_a_full_disk_are_written_with_other_logs_and_at_the_end(
@@ -116,19 +116,25 @@ def test_entries_delayed_by_a_full_disk_are_written_with_other_logs_and_at_the_e
         append(path, data)
 
     monkeypatch.setattr(log_file, "_append_whole", scarce)
-    rare, lost = LogFile(tmp_path / "rare.jsonl"), LogFile(tmp_path / "lost.jsonl")
-    rare.append(b"1\n")
-    lost.append(b"2\n")
-    LogFile(tmp_path / "often.jsonl").append(b"3\n")
+    rare = tmp_path / "rare.jsonl"
+    append_entry(rare, b"1\n")
+    append_entry(tmp_path / "lost.jsonl", b"2\n")
     full.remove("rare.jsonl")
-    LogFile(tmp_path / "often.jsonl").append(b"4\n")
-    assert (tmp_path / "rare.jsonl").read_bytes() == b"1\n"
+    append_entry(tmp_path / "often.jsonl", b"3\n")
+    assert rare.read_bytes() == b"1\n"
     full.add("rare.jsonl")
-    rare.append(b"5\n")
+    append_entry(rare, b"4\n")
     full.remove("rare.jsonl")
-    log_file.write_waiting()
-    assert (tmp_path / "rare.jsonl").read_bytes() == b"1\n5\n" and not (tmp_path / "lost.jsonl").exists()
-    assert "lost.jsonl: its last 1 entries" in capsys.readouterr().err and not LogFile.waiting
+    close_logs()
+    assert rare.read_bytes() == b"1\n4\n" and not (tmp_path / "lost.jsonl").exists()
+    assert "lost.jsonl: its last 1 entries" in capsys.readouterr().err
+
+
+def test_an_incomplete_last_line_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 0}\n{"n"')
+    append_entry(path, json_line({"n": 1}))
+    assert read_json_lines(path) == [{"n": 0}, {"n": 1}]
 
 
 def test_a_rejected_run_leaves_no_run_directory(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from bessemer import __version__
 from bessemer.common import interrupt
 from bessemer.common.console import FOR_JSON, QUIET, discard, keep_streams, printable, progress, silence_libraries
 from bessemer.common.errors import BessemerError, Stopped, memory_error, redact
-from bessemer.common.log_file import write_waiting
+from bessemer.common.log_file import close_logs
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -90,7 +90,7 @@ def run_command(arguments: Sequence[str]) -> int:
             raise
         return _failed(args, lack)
     finally:
-        write_waiting()
+        close_logs()
     return int(getattr(args, "exit_code", 0))  # `check` and `plan` set it by their result
 
 

@@ -63,12 +63,7 @@ def keep_streams() -> None:
             stream = open(os.devnull, mode)  # noqa: SIM115 (for as long as the process lives)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-    _make_lasting()
-
-
-def _make_lasting() -> None:
-    if not isinstance(sys.stderr, LastingStream):
-        sys.stderr = cast(TextIO, LastingStream(sys.stderr))
+    sys.stderr = cast(TextIO, LastingStream(sys.stderr))
 
 
 def discard(stream: TextIO) -> None:
@@ -83,8 +78,8 @@ def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
     """
     from rich.console import Console
 
-    _make_lasting()
-    return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) in silent_for)
+    stream = cast(TextIO, LastingStream(sys.stderr))
+    return Console(file=stream, stderr=True, highlight=False, quiet=os.environ.get(QUIET) in silent_for)
 
 
 def say(line: str = "") -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import re
 import subprocess
-import sys
-import time
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -34,22 +31,6 @@ def describe(device: str, precision: str) -> dict[str, Any]:
         "git": _git(Path.cwd()),
         "packages": packages,
     }
-
-
-def load_torch() -> None:
-    """Import torch with the garbage collector disabled, and exempt the imported objects from later collections.
-
-    The objects stay alive anyway, and later collections take an eighth of the time.
-    """
-    if "torch" in sys.modules:
-        return
-    gc.disable()
-    try:
-        import torch  # noqa: F401
-
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def num_cores() -> int:
@@ -93,12 +74,3 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def process_age() -> float:
-    """Return the seconds since this process started; 0 if the system does not report it (Linux does)."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0

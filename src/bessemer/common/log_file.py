@@ -8,11 +8,13 @@ import os
 from collections import deque
 from pathlib import Path
 from threading import RLock
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from bessemer.common.console import warn
 
-MAX_UNWRITTEN = 100_000  # entries kept in memory while the file cannot be written; the oldest are dropped first
+MAX_WAITING = 100_000  # entries of a file kept in memory while it cannot be written; the oldest are dropped first
+_waiting: dict[Path, deque[bytes]] = {}
+_lock = RLock()
 
 
 def json_line(value: Any) -> bytes:
@@ -20,77 +22,48 @@ def json_line(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
 
 
-def is_torn(path: Path) -> bool:
-    """Return True if a file of lines ends within a line, as after a kill."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+def append_entry(path: Path, entry: bytes) -> None:
+    """Append an entry to a log file whole, so that readers never see part of an entry.
 
-
-class LogFile:
-    """A log file to which entries are appended whole, so that readers never see part of an entry.
-
-    An incomplete last line, left by a kill, is ended. While the file cannot be written, for example on a full disk, entries
-    wait in memory. Each `append` tries again, as does each successful one to another log of the process. The first failure
-    prints a warning, as do entries lost at the end.
+    While the file cannot be written, for example on a full disk, entries wait in memory, and each call, also for another file,
+    tries again. The first failure prints a warning.
     """
+    with _lock:
+        was_waiting = path in _waiting
+        _waiting.setdefault(path, deque(maxlen=MAX_WAITING)).append(entry)
+        problem = _write_waiting().get(path)
+        if problem and not was_waiting:
+            warn(f"{path}: cannot be written ({problem}); keeping its lines in memory")
 
-    waiting: ClassVar[set[LogFile]] = set()
-    _lock = RLock()
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
-        with contextlib.suppress(OSError):  # the first entry reports a file that cannot be written
-            if path.suffix == ".jsonl" and is_torn(path):
-                _append_whole(path, b"\n")
+def close_logs() -> None:
+    """Write the waiting entries of all logs at the end of a training or a process, and warn of those that are lost."""
+    with _lock:
+        for path in _write_waiting():
+            lost = _waiting.pop(path)
+            warn(f"{path}: its last {len(lost):,} entries are lost, because it could not be written")
 
-    def append(self, entry: bytes) -> None:
-        """Append an entry, after entries that could not be written before."""
-        with self._lock:
-            self._unwritten.append(entry)
-            if self._flush():
-                for log in [*self.waiting]:
-                    log._flush()
 
-    def _flush(self) -> bool:
+def _write_waiting() -> dict[Path, str]:
+    """Write all waiting entries, and return the problem of each file that cannot be written."""
+    problems = {}
+    for path, entries in [*_waiting.items()]:
         try:
-            _append_whole(self.path, b"".join(self._unwritten))
+            _append_whole(path, b"".join(entries))
+            del _waiting[path]
         except OSError as error:
-            if self not in self.waiting:
-                warn(f"{self.path}: cannot be written ({error.strerror or error}); keeping its lines in memory")
-            self.waiting.add(self)
-            return False
-        self._unwritten.clear()
-        self.waiting.discard(self)
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._unwritten:
-            self._flush()
-        if self._unwritten:
-            warn(f"{self.path}: its last {len(self._unwritten):,} entries are lost, because it could not be written")
-            self._unwritten.clear()
-        self.waiting.discard(self)
-
-
-def write_waiting() -> None:
-    """Write the waiting entries of all logs at the end of a process, and warn of those that are lost."""
-    for log in [*LogFile.waiting]:
-        log.__exit__()
+            problems[path] = error.strerror or str(error)
+    return problems
 
 
 def _append_whole(path: Path, data: bytes) -> None:
-    """Append all of the data or none of it. Raises OSError."""
+    """Append all of the data or none of it, and end a line that a kill left incomplete. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        before, rest = os.fstat(file).st_size, memoryview(data)
+        before = os.fstat(file).st_size
+        is_torn = before and path.suffix == ".jsonl" and os.pread(file, 1, before - 1) != b"\n"
+        rest = memoryview(b"\n" + data if is_torn else data)
         try:
             while rest:  # a disk that becomes full accepts only part of it
                 rest = rest[os.write(file, rest) :]

@@ -17,7 +17,7 @@ from time import perf_counter, time
 from typing import Any
 
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.common.log_file import LogFile, json_line
+from bessemer.common.log_file import append_entry, json_line
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_lines
 
@@ -47,7 +47,7 @@ class WallClock:
             reached: The last step that the previous session logged.
             at: The time (ISO) of that line.
         """
-        self._log = None if path is None else LogFile(path)
+        self._path = path
         self._began, self._from, self._redone = time() - seconds, step, 0
         self._reached, self._reached_at = reached, at
         self._step, self._has_ended = step, False
@@ -122,13 +122,14 @@ class WallClock:
             is_finished: True at the last step of the run; the time until the run is extended does not count.
         """
         self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
-        if self._log is not None:
-            saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
+        if self._path is not None:
+            saved = checkpoint_steps(RunDirectory(self._path.parent).checkpoints)
             row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
             row |= {"step": step, "redone_steps": self._redone}
             optional = {"reached_at": self._reached_at, "saved": max(saved, default=0), "finished": is_finished}
             row |= {key: value for key, value in (optional | {"stopped_by": stopped_by}).items() if value}
-            self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
+            row |= {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}
+            append_entry(self._path, json_line(row))
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:

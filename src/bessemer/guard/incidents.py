@@ -5,11 +5,10 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from bessemer.common.log_file import LogFile, json_line
+from bessemer.common.log_file import append_entry, json_line
 
 STOPPED = "run stopped"  # the end of the action of an incident that stopped the run
 RECORDED = "recorded"  # the action of an incident without a response
@@ -71,9 +70,6 @@ RECIPE_CHANGED = INCIDENT_KINDS["recipe_changed"]
 FEWER_PROCESSES = INCIDENT_KINDS["fewer_processes"]
 
 
-_log_file = cache(LogFile)  # one per path: it keeps lines that could not be written to a full disk
-
-
 def record(
     path: Path, kind: IncidentKind, step: int, cause: str, action: str = RECORDED, rank: int = 0, **more: Any
 ) -> None:
@@ -94,4 +90,4 @@ def record(
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "step": step, "rank": rank, "what": kind.name,
         "cause": cause, "action": action, **({"advice": kind.advice} if kind.advice else {}), **more,
     }  # fmt: skip
-    _log_file(path).append(json_line(row))
+    append_entry(path, json_line(row))

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bessemer.common import interrupt
 from bessemer.common.console import QUIET, SILENT, printable
-from bessemer.common.environment import process_age
 from bessemer.common.errors import BessemerError, Stopped, first_line
-from bessemer.common.log_file import write_waiting
+from bessemer.common.log_file import close_logs
 from bessemer.launch import outcome, status_files
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
@@ -64,6 +63,7 @@ class Worker:
     observe: Observer | None = None
 
     def __post_init__(self) -> None:
+        self.started = time.perf_counter()
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
         self.reports = REPORTS in os.environ
         if PREPARED in os.environ:  # the command that prepared the run also shows the result
@@ -88,7 +88,7 @@ class Worker:
             code = self._report_error(Stopped("stopped; run the same command again to continue"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices, which a restart may fix
             code = self._report_crash(error)
-        write_waiting()
+        close_logs()
         sys.stdout.flush()
         os._exit(code)
 
@@ -127,7 +127,7 @@ class Worker:
                         spec = spec.with_layout(layout, max(mesh.gather(blocks)))
                     summary = train_process(
                         spec, run, device, mesh, heartbeat, self.profile, self.observe, task_scorer(spec.recipe.evaluate),
-                        started=time.perf_counter() - process_age(),
+                        started=self.started,
                     )  # fmt: skip
                     mesh.barrier()
                 leave()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(handle, 256, 0).decode(errors="replace").rpartition(" on ")[0] or "of another machine"
+            holder = os.pread(handle, 256, 0).decode(errors="replace") or "of another machine"
             if on_wait is None:
                 problem = f"{path.parent}: another process ({holder}) is writing this run"
                 raise BessemerError(f"{problem}; wait for it, or set another run.name") from None
@@ -40,7 +39,7 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
             raise BessemerError(f"{path}: cannot be locked ({error.strerror}); set run.dir to another disk") from None
         os.ftruncate(handle, 0)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        os.pwrite(handle, f"pid {os.getpid()} of {socket.gethostname()}{job} on {_machine()}".encode(), 0)
+        os.pwrite(handle, f"pid {os.getpid()} of {socket.gethostname()}{job}".encode(), 0)
         yield
     finally:
         os.close(handle)
@@ -63,11 +62,7 @@ def is_held(path: Path) -> bool:
 def was_held_locally(path: Path) -> bool:
     """Return True if the last process that held the lock was on this machine."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").endswith(f" on {_machine()}")
+        holder = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-
-
-def _machine() -> str:
-    """Return an identifier of this machine that does not reveal its name."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
+    return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")

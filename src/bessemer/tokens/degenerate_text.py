@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.console import counted
-from bessemer.common.log_file import LogFile, json_line
+from bessemer.common.log_file import append_entry, json_line
 from bessemer.recipe import Recipe
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Bools, IgnoredSegment, Loader
@@ -140,12 +140,12 @@ class DegenerateTextLog:
 
     def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool) -> None:
         self._loader, self._end_of_text = loader, end_of_text
-        path = folder / ("gated.jsonl" if loader.rank == 0 else f"gated-{loader.rank}.jsonl")
-        self._log = LogFile(path) if writes else None
+        self._path = folder / ("gated.jsonl" if loader.rank == 0 else f"gated-{loader.rank}.jsonl")
+        self._writes = writes
 
     def write(self, step: int, batch: Batch) -> None:
         """Log the ignored segments of the batch of a step."""
-        if self._log is None or not batch.ignored:
+        if not self._writes or not batch.ignored:
             return
         for one in batch.ignored:
             found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
@@ -154,7 +154,7 @@ class DegenerateTextLog:
             names, place = found["documents"], one.segment + ahead
             document = names[place] if place < len(names) else names[-1]
             row = {"step": step, "sample": found["sample"], "source": found["source"], "document": document}
-            self._log.append(json_line({**row, "tokens": one.tokens, "reason": one.reason}))
+            append_entry(self._path, json_line({**row, "tokens": one.tokens, "reason": one.reason}))
 
 
 def list_logs(folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter, time
@@ -16,7 +15,7 @@ from typing import Any, Self
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from bessemer.common.log_file import LogFile, is_torn, json_line
+from bessemer.common.log_file import append_entry, close_logs, json_line
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, read_steps, write_atomic
 from bessemer.tokens.loader import Batch
@@ -49,7 +48,7 @@ class MetricsLog:
             trackers: Experiment trackers to report to.
         """
         self._trackers = trackers
-        self._run, self._writes, self._files = run, writes, ExitStack()
+        self._run, self._writes = run, writes
         self._events: EventFile | None = None
         self._before = {(row.get("kind"), row.get("step")) for row in rows}
         if not writes:
@@ -57,16 +56,14 @@ class MetricsLog:
         if rollbacks and not any(row.get("number") == rollbacks for row in rows):
             self._set_fork_aside(rows, rollbacks, resumed_at)
         _rewind(run.metrics, rows, resumed_at)
-        self._lines = self._files.enter_context(LogFile(run.metrics))
         if tensorboard:
             self._events = EventFile(run.tensorboard, resumed_at)
-            self._files.enter_context(self._events.file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._files.close()
+        close_logs()
         for tracker in self._trackers:
             tracker.close()
 
@@ -76,7 +73,7 @@ class MetricsLog:
             return
         now = datetime.now(UTC)
         row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
-        self._lines.append(json_line(row))
+        append_entry(self._run.metrics, json_line(row))
         scalars = dict(_scalars(kind, {key: value for key, value in values.items() if key != "content"}))
         if self._events is not None:
             self._events.write(step, scalars, now.timestamp())
@@ -101,7 +98,7 @@ class MetricsLog:
         undone = [row for row in rows if row.get("step", 0) > step]
         is_there = any(row.get("fork") == number for row in read_json_lines(self._run.forks))
         if undone and not is_there:
-            LogFile(self._run.forks).append(b"".join(json_line({"fork": number, **row}) for row in undone))
+            append_entry(self._run.forks, b"".join(json_line({"fork": number, **row}) for row in undone))
 
 
 def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
@@ -109,9 +106,9 @@ def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
 
     For step 0, all lines are removed, since a fresh start validates at step 0 again.
     """
-    rest = [row for row in rows if step and row.get("step", 0) <= step]
-    if len(rest) != len(rows) or is_torn(path):
-        write_atomic(path, b"".join(map(json_line, rest)))
+    rest = b"".join(json_line(row) for row in rows if step and row.get("step", 0) <= step)
+    if path.exists() and path.read_bytes() != rest:
+        write_atomic(path, rest)
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -138,7 +135,7 @@ class EventFile:
 
     def __init__(self, folder: Path, resumed_at: int) -> None:
         name = f"events.out.tfevents.{time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
-        self.file = LogFile(folder / name)
+        self._path = folder / name
         self._append(Event(wall_time=time(), file_version=EVENT_FILE_VERSION))
         if resumed_at:
             self.restart(resumed_at)
@@ -153,7 +150,7 @@ class EventFile:
         self._append(Event(wall_time=seconds, step=step, summary=Summary(value=values)))
 
     def _append(self, event: Event) -> None:
-        self.file.append(record(event.SerializeToString()))
+        append_entry(self._path, record(event.SerializeToString()))
 
 
 def record(data: bytes) -> bytes:

@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from bessemer.common.console import size, warn
-from bessemer.common.environment import load_torch
 from bessemer.common.errors import BessemerError, InputError, TooFewIds
 from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
@@ -65,7 +64,7 @@ def check(
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     check_schedule(recipe, resolved, has_begun=has_begun)
 
-    load_torch()  # takes seconds, so it comes after all checks that do not need it
+    # Importing torch takes seconds, so it comes after all checks that do not need it.
     from bessemer.checkpoint.mirror import new_run_mirror
     from bessemer.train import optimizer as optimizers
     from bessemer.train.parallelize import require_trainable
