@@ -29,7 +29,6 @@ class ScheduleFacts:
             al. 2024); then the number of stages is fixed.
         micro_batches_per_rank: Minimum number of micro-batches per step, divided by the ranks.
         has_equal_rounds: Micro-batches are processed in rounds of equal size (`interleaved_rounds`).
-        in_flight_rises: A later rank may hold the activations of more micro-batches than an earlier one.
         splits_backward: The backward pass is split into gradients of the input and of the weights.
     """
 
@@ -37,7 +36,6 @@ class ScheduleFacts:
     is_v_shaped: bool = False
     micro_batches_per_rank: int = 1
     has_equal_rounds: bool = False
-    in_flight_rises: bool = False
     splits_backward: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
@@ -49,7 +47,7 @@ SCHEDULES: dict[str, ScheduleFacts] = {
     "gpipe": ScheduleFacts(micro_batches_per_rank=0),
     "1f1b": ScheduleFacts(),
     "interleaved": ScheduleFacts(stages_per_rank=2, has_equal_rounds=True),
-    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True, in_flight_rises=True),
+    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True),
     "dualpipev": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True, micro_batches_per_rank=2),
 }
 

@@ -77,9 +77,9 @@ class DeviceMemory:
 def memory(job: Job) -> DeviceMemory:
     """Return the peak memory of the fullest device of a job. Raises InputError for more stages than blocks."""
     ranks, layout = ranks_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
-    # With this many micro-batches, every rank reaches its maximum in flight.
+    # With this many micro-batches, every rank reaches its maximum in flight. With fewer, a later rank of a V may hold more.
     is_full = job.micro_batches >= 2 * layout.pipeline - 1
-    if is_full or not SCHEDULES[layout.schedule].in_flight_rises:
+    if is_full or not SCHEDULES[layout.schedule].is_v_shaped:
         ranks = _undominated(job.model, ranks)
     return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
 
