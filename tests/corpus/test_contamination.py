@@ -111,7 +111,7 @@ def test_an_item_is_found_in_any_spelling_of_set_and_document(tmp_path: Path, ch
         for action, text in (("drop", None), ("mask", f"{sentence(1)}. {{}}")):
             corpus = Corpus(contamination={"sets": sets, "action": action, "mask": "{}"})
             record = Document("", 1, f"{sentence(1)}. {other(ITEM)}\n")
-            Chain.of(corpus).clean(record, Tally())
+            Chain.prepare(corpus).clean(record, Tally())
             assert record.metadata["contamination"] == {"set": [0]}
             assert (record.reason is None) == (action == "mask")
             assert text is None or record.text == text
@@ -120,7 +120,7 @@ def test_an_item_is_found_in_any_spelling_of_set_and_document(tmp_path: Path, ch
 def test_personal_data_does_not_hide_an_item(tmp_path: Path) -> None:
     item = "write to anna.berg@gmx.org or call bo@firma.de and dan@haus.net before noon today"
     sets = [{"name": "set", "path": written(tmp_path / "set.jsonl", [{"q": item}]), "fields": ["q"]}]
-    chain = Chain.of(Corpus(contamination={"sets": sets}, personal={"kinds": ["email"]}))
+    chain = Chain.prepare(Corpus(contamination={"sets": sets}, personal={"kinds": ["email"]}))
     record = Document("", 1, f"{sentence(1)}. {item}. {sentence(2)} someone@gmx.org")
     chain.clean(record, Tally())
     assert record.reason == "contaminated"

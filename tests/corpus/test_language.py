@@ -1,18 +1,25 @@
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.document import Document
+from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters import language
 from bessemer.corpus.filters.chain import JudgeText
-from bessemer.corpus.filters.language import check, identify, labels, routed, verdict
+from bessemer.corpus.filters.language import IdentifyLanguage, identify, labels, routed
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 
 ON = Language(identify=True)
+
+
+def verdict(code: str, score: float, settings: Language) -> Reject | None:
+    """Return the verdict of the step on a document with this language and score."""
+    with patch.object(language, "identify", return_value=(code, score)):
+        return IdentifyLanguage(settings=settings).judge(Document("", 1, "text", format="text"))
 
 
 @pytest.mark.parametrize("code", sorted(DECLARATION))
@@ -77,11 +84,11 @@ def test_languages_become_separate_sources() -> None:
 
 def test_unknown_languages_are_errors() -> None:
     assert len(labels()) == 176
-    check(Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]}))
+    IdentifyLanguage(settings=Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]})).prepare()
     with pytest.raises(InputError, match=r"corpus.language.allowed: .*'eng'.*\ben\b"):
-        check(Language(identify=True, allowed=["en", "eng"]))
+        IdentifyLanguage(settings=Language(identify=True, allowed=["en", "eng"])).prepare()
     with pytest.raises(InputError, match=r"only_for.c4: .*'xx'"):
-        check(Language(identify=True, only_for={"c4": ["xx"]}))
+        IdentifyLanguage(settings=Language(identify=True, only_for={"c4": ["xx"]})).prepare()
 
 
 def test_invalid_models_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -288,6 +289,20 @@ def failure(part: object, method: str, error: BaseException, where: str) -> User
     file = getattr(sys.modules.get(target.__module__), "__file__", None) or target.__module__
     what = f"{type(error).__name__}: {first_line(error)}"
     return UserCodeError(f"{file}{_line_in(error, file)}: {target.__qualname__}.{method}: {what} ({where})")
+
+
+@contextmanager
+def naming_faults(part: object, method: str, where: str, *expected: type[Exception]) -> Iterator[None]:
+    """Turn an exception in a user's class into an error that names the class, the method and `where`.
+
+    Exceptions of built-in classes and `expected` ones pass unchanged.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if is_own(type(part)) or isinstance(error, (*expected, MemoryError)):
+            raise
+        raise failure(part, method, error, where) from error
 
 
 def _line_in(error: BaseException, file: str) -> str:

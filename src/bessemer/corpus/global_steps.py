@@ -26,6 +26,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.extensions import naming_faults
 from bessemer.common.hashing import digest
 from bessemer.corpus.filters.chain import filters_of
 from bessemer.corpus.partition import Bucket, rows_together
@@ -263,24 +264,11 @@ class GlobalStep(ExtensionBase, ABC):
             for number, done in enumerate(collected)
             for place in range(done["tables"])
         ]
-        decided = self._attempt("decide", "over all documents", json.dumps, each(read_table, places), report)
+        with naming_faults(self, "decide", "over all documents", BessemerError):
+            decided = json.dumps(self.decide(each(read_table, places), report))
         write_file(documents.folder / DECIDED, decided.encode())
         documents.on_parts(JudgeFacts, step=self)
         return json.loads(decided)
-
-    def _attempt(self, method: str, where: str, then: Callable[[Any], Any], *arguments: Any) -> Any:
-        """Call the method of this name and return `then(result)`.
-
-        An exception in a user's step becomes an error that names the method and `where`.
-        """
-        try:
-            return then(getattr(self, method)(*arguments))
-        except (BessemerError, MemoryError):
-            raise
-        except (Exception, SystemExit) as error:
-            if extensions.is_own(type(self)):
-                raise
-            raise extensions.failure(self, method, error, where) from error
 
 
 # Pydantic type of a task's field that holds a step
@@ -297,8 +285,8 @@ class CollectFacts(StepTask):
     def make(self, folder: Path) -> dict[str, Any]:
         number = 0
         for number, table in enumerate(self.part(self.step.columns), 1):
-            then = partial(_check_facts, len(table))
-            facts = self.step._attempt("collect", str(self), then, table)
+            with naming_faults(self.step, "collect", str(self), BessemerError):
+                facts = _check_facts(len(table), self.step.collect(table))
             write_table(folder / f"{number - 1:06d}.arrow", facts)
             check_stop()
         return {"tables": number}
@@ -321,8 +309,9 @@ class JudgeFacts(VerdictTask):
         before = self.result(CollectFacts.__name__, self.number)
         for number in range(read_receipt(before)["tables"]):
             facts = read_table(before / f"{number:06d}.arrow")
-            then = partial(_make_table, len(facts))
-            yield len(facts), self.step._attempt("judge", str(self), then, facts, decided)
+            with naming_faults(self.step, "judge", str(self), BessemerError):
+                verdicts = _make_table(len(facts), self.step.judge(facts, decided))
+            yield len(facts), verdicts
 
 
 def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:

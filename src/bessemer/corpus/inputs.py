@@ -79,16 +79,8 @@ def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
 
 def _settings(corpus: Corpus) -> dict[str, Any]:
     """Return the keys of `[corpus]` that affect the documents."""
-    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "slurm", "workers", "storage"):
-        del section[key]
-    for key in ("filters", "steps"):  # leave empty ones out, so that corpora of earlier versions stay current
-        if not section[key]:
-            del section[key]
-    for source in section["sources"]:
-        if not source["reader"]:
-            del source["reader"]
-    return section
+    how_it_runs = dict.fromkeys(("engine", "address", "slurm", "workers", "storage"), True)
+    return corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}, **how_it_runs})
 
 
 def _other_inputs(corpus: Corpus) -> list[Any]:

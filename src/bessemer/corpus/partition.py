@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.common.errors import FileChanged, InputError
-from bessemer.common.extensions import is_own
+from bessemer.common.extensions import is_own, naming_faults
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import PASSED_OVER, Chain, Tally
-from bessemer.corpus.readers.base import DAMAGE, Part, Reader, build_reader, damage_of, naming_faults, stamp
+from bessemer.corpus.readers.base import DAMAGE, MAY_RAISE, Part, Reader, build_reader, damage_of, stamp
 from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus, Source
@@ -193,7 +193,7 @@ def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
         written = json.loads((work / CONTEXT).read_bytes())
     except FileNotFoundError:
         raise InputError(f"{work / CONTEXT}: no such file; put the run on a disk that all machines see") from None
-    return Chain.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
+    return Chain.prepare(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 
 def read(
@@ -240,7 +240,7 @@ def _documents_of(reader: Reader, part: Part) -> Iterator[Document]:
         yield Document(f"{part.start}!", part.size, reason=part.reason, detail=part.damage)
         return
     keys, is_checked = set[str](), not is_own(type(reader))
-    with naming_faults(reader, "read", part.name):
+    with naming_faults(reader, "read", part.name, *MAY_RAISE):
         for document in reader.read(part):
             if is_checked:
                 if not isinstance(document, Document):

@@ -210,7 +210,6 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
 
     Raises BessemerError for a difference.
     """
-    funnel.check()
     require(
         (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally[chain.INPUT][chain.BYTES]),
         f"source {funnel.source}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
@@ -218,7 +217,7 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
     funnel.steps = chain.list_step_counts(tally, filters)
     left = tally.passed
     for name, done in steps.items():
-        gone = funnel.num_rejected(*done["rejected"])
+        gone = sum(funnel.rejected[reason]["documents"] for reason in done["rejected"] if reason in funnel.rejected)
         funnel.steps.append({"step": name, "documents_in": left, "rejected": gone})
         left -= gone
     funnel.tables = {name: table for name, table in tally.to_json().items() if name not in chain.HIDDEN}

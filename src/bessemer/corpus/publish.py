@@ -81,7 +81,6 @@ class PublishBucket(Task):
         for batch in rejected.select([*EXAMPLE_KEYS, "reason", "num_bytes"]).to_batches(EXAMPLE_ROWS):
             for row in batch.to_pylist():
                 funnel.reject(row["reason"], row["num_bytes"], row)
-        funnel.check()
         parts = [routed(source.name, code or None, settings.corpus.language) for code in kept["language"].to_pylist()]
         write_parts(folder / "documents", kept.append_column("source", pa.array(parts, pa.string())))
         write_parts(folder / "rejected", rejected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from bessemer.common.console import counted, size
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.chain import ADVICE, PASSED_OVER, REASONS, Tally
 from bessemer.corpus.readers.files import ending
-from bessemer.run_tasks.task import require
 
 EXAMPLES = 4  # per reason; the first of each file by identity, so that every build has the same ones
 EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")
@@ -80,17 +80,6 @@ class Funnel:
         entry["files"] += 1
         entry["bytes"] += num_bytes
 
-    def check(self) -> None:
-        """Raise BessemerError unless the numbers of kept and rejected documents add up to the documents in."""
-        rejected = self.num_rejected(*self.rejected)
-        counts = f"{self.documents_in} documents in, {self.documents_kept} kept, {rejected} rejected"
-        adds_up = self.documents_in == self.documents_kept + rejected
-        require(adds_up, f"the counts of source {self.source} do not add up: {counts}")
-
-    def num_rejected(self, *reasons: str) -> int:
-        """Return the number of documents rejected for any of these reasons."""
-        return sum(self.rejected[reason]["documents"] for reason in reasons if reason in self.rejected)
-
     def top_reasons(self) -> str:
         """Return the most common reasons with counts and the detail of an example, for an error message; "" for none."""
         shown = []
@@ -144,15 +133,11 @@ def advice_on(reason: str, source: str, statistics: Mapping[str, Any]) -> str:
 
 def where(example: dict[str, Any]) -> str:
     """Describe the location of an example for a person: file, and row or byte."""
-    path, place = example["path"], example.get("place", "")
     if example.get("url"):
-        return f"{example['url']} in {path}"
-    group, _, row = place.partition(":")
-    if row.isdecimal():
-        return f"{path} row {row}" + (f" of row group {group}" if group != "0" else "")
-    if place.isdecimal():
-        return f"{path} at byte {place}"
-    return f"{path}, {place}" if place else path
+        return f"{example['url']} in {example['path']}"
+    place = re.sub(r"^(\d+):(\d+)$", r"row group \1, row \2", example.get("place", ""))
+    place = re.sub(r"^(\d+)$", r"byte \1", place)
+    return ", ".join(filter(None, (example["path"], place)))
 
 
 def where_and_why(example: dict[str, Any]) -> str:

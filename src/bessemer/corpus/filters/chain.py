@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError, NotText
-from bessemer.common.extensions import failure, find, is_own
+from bessemer.common.extensions import find, is_own, naming_faults
 from bessemer.corpus.conversation import contents, record_in, with_contents, with_strings
 from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters import language, personal
+from bessemer.corpus.filters import personal
 from bessemer.corpus.filters.base import CleaningStep, Filter
+from bessemer.corpus.filters.language import IdentifyLanguage
 from bessemer.corpus.filters.rules.apply import RULE_KEYS, RULE_REASONS, apply
 from bessemer.corpus.filters.rules.lists import judge_url
-from bessemer.recipe import Contamination, Corpus, Language, PersonalData, Rules, Source
+from bessemer.recipe import Contamination, Corpus, PersonalData, Rules, Source
 from bessemer.recipe.corpus import is_web
 from bessemer.recipe.rules import RefinedWeb
 from bessemer.recipe.uses import make
@@ -98,23 +99,6 @@ class JudgeAddress(CleaningStep):
     def judge(self, document: Document) -> Reject | None:
         url = document.metadata.get("url")
         return judge_url(url, self.limits) if self.limits is not None and isinstance(url, str) else None
-
-
-class IdentifyLanguage(CleaningStep):
-    """Identify the language of a document and reject languages that the recipe excludes."""
-
-    name: ClassVar[str] = "language"
-    settings: Language
-
-    def prepare(self) -> None:
-        language.check(self.settings)
-
-    def judge(self, document: Document) -> Reject | None:
-        if not self.settings.looks_at(document.format):
-            return None
-        document.language, score = language.identify(document.text, self.settings)
-        document.metadata |= {"language": document.language, "language_score": round(score, 3)}
-        return language.verdict(document.language, score, self.settings)
 
 
 class JudgeText(CleaningStep):
@@ -260,16 +244,12 @@ class Chain:
     filters: tuple[Filter, ...]
 
     @classmethod
-    def of(cls, corpus: Corpus) -> Chain:
+    def prepare(cls, corpus: Corpus) -> Chain:
         """Create the filters of a recipe and load their code, lists and models. Raises InputError for an unusable filter."""
         filters = filters_of(corpus)
         for one in filters:
-            try:
+            with naming_faults(one, "prepare", "corpus.filters"):
                 one.prepare()
-            except (Exception, SystemExit) as error:
-                if isinstance(one, CleaningStep):
-                    raise
-                raise failure(one, "prepare", error, "corpus.filters") from error
         return cls(corpus, filters)
 
     @property
@@ -316,7 +296,8 @@ def _judge_step(step: CleaningStep, document: Document) -> Reject | str | None:
 def _judge(one: Filter, document: Document) -> Reject | str | None:
     """Run a user's filter and check its result. An exception becomes a BessemerError that names the class and the document."""
     text = document.text
-    try:
+    where = ", ".join(filter(None, (f"source {document.source}", document.path, document.key)))
+    with naming_faults(one, "judge", where):
         verdict = one.judge(document)
         if verdict is None or isinstance(verdict, Reject):
             return verdict
@@ -328,11 +309,6 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
         if document.format == "chat":
             record_in(verdict)
         verdict = normalise(verdict, Counter())
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
-        where = ", ".join(filter(None, (f"source {document.source}", document.path, document.key)))
-        raise failure(one, "judge", error, where) from error
     return verdict if verdict.strip() else Reject("", "no text is left")
 
 

@@ -114,8 +114,6 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
     occurs = index.occurs[distinct]
     counts = occurs.sum(axis=0)
     touched = (counts > 0) & (counts >= index.min_share * index.grams)
-    if not touched.any():
-        return NO_OVERLAP
     guilty = occurs @ touched.astype(np.float64) > 0
     by_set = {
         name: tuple(np.flatnonzero(touched[first:last]).tolist())

@@ -8,15 +8,46 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bessemer.common.errors import InputError, require_import
-from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.base import against
+from bessemer.corpus.document import Document, Reject
+from bessemer.corpus.filters.base import CleaningStep, against
 from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
 
 LABEL = "__label__"
+
+
+class IdentifyLanguage(CleaningStep):
+    """Identify the language of a document and reject languages that the recipe excludes."""
+
+    name: ClassVar[str] = "language"
+    settings: Settings
+
+    def prepare(self) -> None:
+        """Load the model and check that it knows the languages of the recipe. Raises InputError that names the key."""
+        settings, known = self.settings, labels(self.settings.model) if self.settings.identify else frozenset()
+        named = {f"only_for.{rules}": codes for rules, codes in settings.only_for.items()}
+        for key, codes in {"allowed": settings.allowed, "split": settings.split, **named}.items():
+            for code in (code for code in codes if code not in known):
+                near = ", ".join(sorted(name for name in known if name[:1] == code[:1])[:12])
+                raise InputError(
+                    f"corpus.language.{key}: the model does not know the language {code!r}; it knows: {near or 'other codes'}"
+                )
+
+    def judge(self, document: Document) -> Reject | None:
+        if not self.settings.looks_at(document.format):
+            return None
+        code, score = identify(document.text, self.settings)
+        document.language = code
+        document.metadata |= {"language": code, "language_score": round(score, 3)}
+        if score < self.settings.min_score:
+            limit = against(score, self.settings.min_score)
+            return Reject("language_unsure", f"{code or 'no language'} with a score of {limit}")
+        if self.settings.allowed and code not in self.settings.allowed:
+            return Reject("language_other", f"{code} with a score of {score:.2f}")
+        return None
 
 
 def identify(text: str, settings: Settings) -> tuple[str, float]:
@@ -35,35 +66,9 @@ def identify(text: str, settings: Settings) -> tuple[str, float]:
     return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
-def verdict(code: str, score: float, settings: Settings) -> Reject | None:
-    """Return the reason to reject a document for its language, with the score, or None to keep it."""
-    if score < settings.min_score:
-        return Reject(
-            "language_unsure", f"{code or 'no language'} with a score of {against(score, settings.min_score)}"
-        )
-    if settings.allowed and code not in settings.allowed:
-        return Reject("language_other", f"{code} with a score of {score:.2f}")
-    return None
-
-
 def routed(source: str, code: str | None, settings: Settings) -> str:
     """Return the source that a document counts for: its own source, or the one that `split` makes for its language."""
     return language_part(source, code) if code is not None and code in settings.split else source
-
-
-def check(settings: Settings) -> None:
-    """Load the model and check that it knows the languages of the recipe. Raises InputError that names the key."""
-    if not settings.identify:
-        return
-    known = labels(settings.model)
-    named = {f"only_for.{rules}": codes for rules, codes in settings.only_for.items()}
-    for key, codes in {"allowed": settings.allowed, "split": settings.split, **named}.items():
-        for code in codes:
-            if code not in known:
-                near = ", ".join(sorted(name for name in known if name[:1] == code[:1])[:12])
-                raise InputError(
-                    f"corpus.language.{key}: the model does not know the language {code!r}; it knows: {near or 'other codes'}"
-                )
 
 
 def labels(model: str | None = None) -> frozenset[str]:
@@ -88,6 +93,12 @@ def model_path(model: str | None = None) -> Path:
 def _model(model: str | None) -> Any:
     """Load the model and return the fastText object below its Python wrapper."""
     return load_model(str(model_path(model)), "corpus.language.model").f
+
+
+def share_of_label(model: Any, line: str, label: str) -> float:
+    """Return the probability of a label, named with or without its prefix, for one line of text; 0 if it has none."""
+    labels, shares = model.predict(line, k=-1)
+    return float(sum(share for found, share in zip(labels, shares, strict=True) if found in (label, LABEL + label)))
 
 
 @cache

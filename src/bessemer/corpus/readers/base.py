@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from pydantic import PrivateAttr
 
-from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
@@ -38,8 +37,9 @@ BUILT_IN = {
 }
 
 
-# Exceptions that mean a damaged file. Any other exception is a bug in the reader.
+# Exceptions that mean a damaged file, and all that a reader may raise. Any other exception is a bug in the reader.
 DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+MAY_RAISE = (*DAMAGE, BessemerError)
 
 
 def damage_of(error: Exception) -> str:
@@ -176,19 +176,6 @@ class Reader(ExtensionBase, ABC):
         """Return the first HEAD_BYTES of a file, decompressed, or fewer if the file is damaged."""
         with filesystem.open_file(part.path, self.context.source) as file:
             return beginning(file, compression_of(part.path) if self.is_compressible else "", HEAD_BYTES)
-
-
-@contextmanager
-def naming_faults(reader: Reader, method: str, where: str) -> Iterator[None]:
-    """Turn an unexpected exception of a user's reader into a BessemerError that names its file, the method and `where`."""
-    try:
-        yield
-    except (*DAMAGE, BessemerError, MemoryError):
-        raise
-    except Exception as error:
-        if extensions.is_own(type(reader)):
-            raise
-        raise extensions.failure(reader, method, error, where) from error
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:

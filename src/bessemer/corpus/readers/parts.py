@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.readers.base import DAMAGE, File, Part, Reader, build_reader, damage_of, format_of, naming_faults
+from bessemer.common.extensions import naming_faults
+from bessemer.corpus.readers.base import DAMAGE, MAY_RAISE, File, Part, Reader, build_reader, damage_of, format_of
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.run_tasks.task import check_stop
@@ -62,7 +63,7 @@ def _split(reader: Reader, files: list[File]) -> Iterable[list[Part]]:
     def split(file: File) -> list[Part]:
         check_stop()
         try:
-            with naming_faults(reader, "split", file.name):
+            with naming_faults(reader, "split", file.name, *MAY_RAISE):
                 parts = [*reader.split(file)]
                 if wrong := next((part for part in parts if not isinstance(part, Part)), None):
                     raise TypeError(f"returns {type(wrong).__name__}, not Part")

@@ -19,7 +19,7 @@ from scipy.special import expit
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import file_sha256
-from bessemer.corpus.filters.language import load_model
+from bessemer.corpus.filters.language import load_model, share_of_label
 from bessemer.recipe import Quality
 from bessemer.run.files import write_atomic, write_json
 from bessemer.text.hashing import Array, hash_ngrams
@@ -88,13 +88,10 @@ class FastTextModel:
 
     def score(self, texts: Sequence[str]) -> Vector:
         """Return the label's probability for each text, with line breaks read as spaces."""
-        out = np.zeros(len(texts))
-        for number, text in enumerate(texts):
-            line = prefix(text, self.read_bytes).replace("\n", " ")
-            labels, shares = self.model.predict(line, k=-1, threshold=0.0)
-            out[number] = dict(zip(labels, shares, strict=True)).get(self.label, 0.0)
+        lines = (prefix(text, self.read_bytes).replace("\n", " ") for text in texts)
+        shares = np.array([share_of_label(self.model, line, self.label) for line in lines], dtype=np.float64)
         # fastText sometimes returns 1.00001.
-        return np.asarray(np.round(np.clip(out, 0.0, 1.0), DIGITS), dtype=np.float64)
+        return np.asarray(np.round(np.clip(shares, 0.0, 1.0), DIGITS), dtype=np.float64)
 
     @classmethod
     def load(cls, path: Path, label: str, read_bytes: int) -> FastTextModel:

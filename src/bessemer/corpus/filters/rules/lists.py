@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from bessemer.common.errors import InputError
 from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.base import against
-from bessemer.corpus.filters.language import load_model
+from bessemer.corpus.filters.language import load_model, share_of_label
 from bessemer.recipe.rules import Flagged, RefinedWeb
 from bessemer.text.normalise import searchable
 
@@ -117,7 +117,9 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Rej
             share = against(number / total, max_share, 4)
             return Reject(f"{name}.words", f"{number} flagged words, {share} of the text")
     if settings.classifier is not None:
-        score = _score(settings.classifier, settings.label or "", f"{key}.classifier", text)
+        line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
+        model = load_model(settings.classifier, f"{key}.classifier")
+        score = share_of_label(model, line, settings.label or "")
         if score > settings.threshold:
             return Reject(f"{name}.classifier", f"score {against(score, settings.threshold)}")
     return None
@@ -148,11 +150,3 @@ def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
     """Return the number of positions where an entry begins."""
     begins = ((at, phrases[word]) for at, word in enumerate(words) if word in phrases)
     return sum(any(tuple(words[at : at + len(entry)]) == entry for entry in entries_) for at, entries_ in begins)
-
-
-def _score(path: str, label: str, key: str, text: str) -> float:
-    """Return the model's probability of the label; 0 if the model does not return one."""
-    line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
-    labels, scores = load_model(path, key).predict(line, k=-1)
-    wanted = {label, f"__label__{label}"}
-    return float(sum(score for found, score in zip(labels, scores, strict=True) if found in wanted))
