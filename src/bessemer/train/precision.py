@@ -60,6 +60,11 @@ class Precision:
         return self.autocast or self.weights
 
     @property
+    def update_dtype(self) -> torch.dtype:
+        """The dtype of matmuls in updates of the weights, for which the range of fp16 is too small."""
+        return torch.bfloat16 if self.autocast == torch.bfloat16 else self.weights
+
+    @property
     def element_bytes(self) -> ElementBytes:
         """The bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None

@@ -149,7 +149,7 @@ class Trainer:
             require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
             weights = weights or weights_of(model)
         self.model, self.engine = parallelize(recipe.train, model, mesh, self.task, device, recomputed, weights)
-        self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
+        self.optimizer = optimizers.build(self.model, recipe.train.optimizer, device.precision.update_dtype)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]

@@ -75,8 +75,20 @@ def test_other_parameters_use_adamw(driven) -> None:
     assert all(np.array_equal(muon[name], adamw[name]) for name in rest)
 
 
-def test_a_zero_matrix_stays_zero() -> None:
-    assert float(orthogonalise(torch.zeros(2, 8, 4)).abs().max()) == 0.0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_zero_matrix_stays_zero(dtype: torch.dtype) -> None:
+    assert float(orthogonalise(torch.zeros(2, 8, 4), dtype).abs().max()) == 0.0
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("shape", [(5, 48, 96), (3, 96, 48), (1, 64, 64)])
+def test_the_direction_in_a_narrower_dtype_is_near_that_in_fp64(
+    shape: tuple[int, ...], dtype: torch.dtype, limit: float
+) -> None:
+    stack = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact = orthogonalise(stack.double(), torch.float64)
+    error = (orthogonalise(stack, dtype).double() - exact).norm() / exact.norm()
+    assert 0.0 < float(error) < limit
 
 
 def test_stacks_of_any_size_give_equal_updates(driven, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +103,7 @@ def test_stacks_of_any_size_give_equal_updates(driven, monkeypatch: pytest.Monke
 
 SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
           "c.out.weight": (6, 10)}  # fmt: skip
-GROUP = {"skip": torch.tensor(0.0), "lr": 0.1, "weight_decay": 0.5}
+GROUP = {"skip": torch.tensor(0.0), "lr": 0.1, "weight_decay": 0.5, "dtype": torch.float32}
 
 
 def values(seed: int) -> dict[str, Tensor]:

@@ -27,9 +27,12 @@ from bessemer.train.optimizer.rules import parameter_groups, update_group
 from bessemer.train.update_rule import Muon
 
 
-def build(model: Transformer, config: ResolvedOptimizer) -> GroupOptimizer:
-    """Return the optimizer of a model whose parameters are on their training device."""
-    return GroupOptimizer(parameter_groups(model, config))
+def build(model: Transformer, config: ResolvedOptimizer, dtype: torch.dtype = torch.float32) -> GroupOptimizer:
+    """Return the optimizer of a model whose parameters are on their training device.
+
+    `dtype` is that of Muon's matmuls.
+    """
+    return GroupOptimizer([group | {"dtype": dtype} for group in parameter_groups(model, config)])
 
 
 def try_rule(config: ResolvedOptimizer) -> None:

@@ -39,13 +39,9 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     return [tensor] if joint is None else [tensor[index] for index in joint.values()]
 
 
-def orthogonalise(matrices_NRC: Tensor) -> Tensor:
-    """Return approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
-
-    It runs in bf16 on CUDA and in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
-    """
+def orthogonalise(matrices_NRC: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024) in `dtype`."""
     a, b, c = COEFFICIENTS
-    dtype = torch.bfloat16 if matrices_NRC.device.type == "cuda" else torch.float32
     tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
     x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # so that singular values are at most 1
@@ -133,9 +129,6 @@ def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     directions = [direction for direction, _ in stack]
     rows, columns = directions[0].shape
     size = group["lr"] * update_scale(rows, columns)
-    if directions[0].is_cuda:
-        updates = list(orthogonalise(torch.stack(directions)).unbind(0))
-    else:  # on some CPUs, the rounding of a batched matmul depends on the batch size, and thus on offloading
-        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
-    for (_, target), update in zip(stack, updates, strict=True):
+    dtype = torch.bfloat16 if directions[0].is_cuda else group["dtype"]
+    for (_, target), update in zip(stack, orthogonalise(torch.stack(directions), dtype), strict=True):
         put_unless(group["skip"], target, target.add(update.reshape(target.shape).to(target.dtype), alpha=-size))
