@@ -257,8 +257,8 @@ class Attention(nn.Module):
         self.out = linear_layer(facts, "attention.out")
         self.norm_all_heads = config.qk_norm == "full"
         self.q_norm, self.k_norm = (
-            RMSNorm(shape[0], config.norm_eps, config.zero_centred_norm) if shape else nn.Identity()
-            for shape in (facts.shapes.get(f"attention.{name}.weight") for name in ("q_norm", "k_norm"))
+            nn.Identity() if config.qk_norm == "none" else RMSNorm(shape[0], config.norm_eps, config.zero_centred_norm)
+            for shape in (facts.shapes.get(f"attention.{name}.weight", (None,)) for name in ("q_norm", "k_norm"))
         )
 
     def forward(

@@ -38,20 +38,17 @@ def joint_bias(facts: Sublayer, name: str) -> nn.Parameter | None:
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), computed in fp32 (fp64 for fp64) for every input dtype.
 
-    With `zero_centred` the factor is 1 + weight, as in Gemma. `scale` is the factor in both cases.
+    With `zero_centred` the factor is 1 + weight, as in Gemma. Without a width there is no weight, and the factor is 1.
     """
 
-    def __init__(self, width: int, eps: float, zero_centred: bool = False) -> None:
+    def __init__(self, width: int | None, eps: float, zero_centred: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width) if zero_centred else torch.ones(width))
+        self.weight = None if width is None else nn.Parameter(torch.zeros(width) if zero_centred else torch.ones(width))
         self.eps, self.zero_centred = eps, zero_centred
 
-    @property
-    def scale(self) -> Tensor:
-        return self.weight + 1.0 if self.zero_centred else self.weight
-
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.scale, self.eps)
+        weight_D = upcast(x.new_ones(x.shape[-1])) if self.weight is None else self.weight
+        return rms_norm(x, weight_D + 1.0 if self.zero_centred else weight_D, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -70,7 +67,7 @@ class LayerNorm(nn.Module):
 def norm(config: ModelConfig) -> nn.Module:
     """Return a norm over the width, of the kind that the configuration has."""
     if config.norm == "rms":
-        return RMSNorm(config.width, config.norm_eps, config.zero_centred_norm)
+        return RMSNorm(config.width if config.norm_weight else None, config.norm_eps, config.zero_centred_norm)
     return LayerNorm(config.width, config.norm_eps, config.norm_bias)
 
 
@@ -91,7 +88,7 @@ def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtyp
     The angles are computed in fp64: in fp32 the angle at position 100,000 has an error of 0.004.
     """
     amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
-    angles = positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
+    angles = rope.direction * positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     cos, sin = angles.cos(), angles.sin()
     if amplitude != 1.0:

@@ -79,11 +79,12 @@ def _mscale(factor: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation of a layer's queries and keys: its base `theta`, the rotated dimensions per head and the scaling."""
+    """The rotation of a layer's queries and keys: its base `theta`, the rotated dimensions per head, scaling and direction."""
 
     theta: float
     width: int
     scaling: RotaryScaling | None = None
+    direction: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,11 @@ class ModelOptions:
         causal: True if each token sees only earlier tokens.
         norm_position: Norm before a sublayer (input), after it (output), both, or after its sum with the residual
             (residual).
+        norm_weight: True if norms multiply by a weight.
         zero_centred_norm: True if RMSNorm multiplies by 1 + weight.
         first_norm: True if the first block normalises the input of its attention.
         gated: True for act(gate) * up instead of act(up).
+        rope_direction: 1 if positions rotate by positive angles, -1 by negative ones.
         scale_embedding: True if embeddings are multiplied by the square root of the width.
         head_transform: True for a dense layer, an activation and a norm between the blocks and the output matrix.
         labels: Classes of a classifier, which replaces the output matrix; 0 for a language model.
@@ -122,6 +125,7 @@ class ModelOptions:
     norm_position: Literal["input", "output", "both", "residual"] = "input"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    norm_weight: bool = True
     zero_centred_norm: bool = False
     first_norm: bool = True
     qk_norm: Literal["none", "head", "full"] = "head"
@@ -134,6 +138,7 @@ class ModelOptions:
     position_padding: int | None = None
     rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
+    rope_direction: Literal[1, -1] = 1
     rope_scaling: RotaryScaling | None = None
     unrotated_every: int = 0
     unrotated_layers: tuple[int, ...] = ()
@@ -216,8 +221,8 @@ class ModelOptions:
             return None
         width = int(self.head_dim * self.rotary_fraction)
         if self.window_rope_theta is not None and self.window_of(layer):
-            return Rope(self.window_rope_theta, width, self.window_rope_scaling)
-        return Rope(self.rope_theta, width, self.rope_scaling)
+            return Rope(self.window_rope_theta, width, self.window_rope_scaling, self.rope_direction)
+        return Rope(self.rope_theta, width, self.rope_scaling, self.rope_direction)
 
     def query_scale_of(self, layer: int) -> float | None:
         """Return the factor on a layer's attention scores, or None for 1 / sqrt(head_dim)."""
@@ -257,7 +262,8 @@ class ModelOptions:
 
     @property
     def norm_parameters(self) -> int:
-        return self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
+        """Number of parameters of a norm over the width."""
+        return self.width * self.norm_weight * (2 if self.norm == "layer" and self.norm_bias else 1)
 
     @property
     def norm_start(self) -> float:

@@ -93,10 +93,10 @@ def norm_facts(options: ModelOptions) -> Sublayer:
     """Return the facts of a block's norms over the width, before or after its sublayers."""
     is_both, width = options.norm_position == "both", options.width
     names = ["attention_norm", "mlp_norm"] + ["attention_output_norm", "mlp_output_norm"] * is_both
-    starts = {"weight": options.norm_start} | ({"bias": 0.0} if options.norm_parameters > width else {})
+    starts = [("weight", options.norm_start), ("bias", 0.0)][: options.norm_parameters // width]
     statistics = 1 if options.norm == "rms" else 2
     return Sublayer(
-        tuple(Parameter(f"{name}.{kind}", (width,), initial=starts[kind]) for name in names for kind in starts),
+        tuple(Parameter(f"{name}.{kind}", (width,), initial=start) for name in names for kind, start in starts),
         # A norm before a sublayer saves its input and its result, which the sublayer reads; one after it saves its input.
         saved_elements=(6 if is_both else 4) * width,
         eager_bytes=float(FP32 * len(names) * (width + statistics)),  # a copy widened to fp32
@@ -140,7 +140,7 @@ def attention_facts(options: ModelOptions) -> Sublayer:
             *[Parameter("attention.qkv_bias", joint, 0, initial=0.0)] * options.qkv_bias,
             Parameter("attention.out.weight", (width, queries), 1, initial=options.output_start),
             *[Parameter("attention.out.bias", (width,), access="deferred", initial=0.0)] * options.out_bias,
-            *norms * has_norm,
+            *norms * (has_norm and options.norm_weight),
         ),
         output="out",
         tensor_units={f"model.{'heads' if kv_heads == heads else 'kv_heads'}": kv_heads},
