@@ -29,6 +29,7 @@ WAYS = {
     "default": Extract(),
     "with comments": Extract(comments=True),
     "all text": Extract(main_content=False),
+    "trafilatura": Extract(engine="trafilatura"),
 }
 _NO_TEXT = re.compile(rb"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
 

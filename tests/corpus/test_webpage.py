@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.extract import webpage
 from bessemer.recipe import Extract
 from tests.costs import no_quadratic_pass
@@ -28,12 +29,13 @@ def test_a_few_bad_bytes_lose_only_their_characters() -> None:
         webpage.decode_html(b"<p>\x81\x8d\x8f\x90\x9d" * 9, "utf-8")
 
 
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
 @pytest.mark.parametrize("page", ["<div>" * 100_000 + "x" + "</div>" * 100_000, "</y><div>" * 20_000 + "x"])
 @pytest.mark.fault(24)
-def test_deeply_nested_html_is_read_quickly(page: str) -> None:
+def test_deeply_nested_html_is_read_quickly(page: str, engine: str) -> None:
     metadata: dict[str, str] = {}
     with no_quadratic_pass():
-        assert webpage.page_text(page, PLAIN, metadata).strip() == "x"
+        assert webpage.page_text(page, Extract(engine=engine), metadata).strip() == "x"
     assert metadata == {"extraction": webpage.ALL_TEXT}
 
 
@@ -57,12 +59,29 @@ def test_depth_counts_the_parsed_tree(what: str) -> None:
     assert "voted on the new bridge" in webpage.page_text(page, Extract(max_html_bytes=1 << 20))
 
 
-# The article is also in html, body, main and p.
-@pytest.mark.parametrize(("depth", "fallback"), [(508, None), (509, webpage.ALL_TEXT)])
-def test_a_page_that_is_too_deep_is_read_as_all_text(depth: int, fallback: str | None) -> None:
+FITS = f"<body>{'<p>A paragraph of the report. </p>' * 10_000}{ARTICLE}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "page", "fallback"),
+    [
+        (
+            "resiliparse",
+            "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * 508 + ARTICLE,
+            None,
+        ),  # in html, body, main and p
+        ("resiliparse", "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * 509 + ARTICLE, webpage.ALL_TEXT),
+        ("trafilatura", FITS, None),
+        ("trafilatura", FITS + "<br>" * webpage.MAX_TAGS, webpage.BY_RESILIPARSE),
+        ("trafilatura", "<div>" * 300 + ARTICLE, webpage.BY_RESILIPARSE),
+        ("trafilatura", "<div>" * 600 + ARTICLE, webpage.ALL_TEXT),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_page_that_is_too_large_or_deep_uses_the_fallback(engine: str, page: str, fallback: str | None) -> None:
+    pytest.importorskip(engine)
     metadata: dict[str, str] = {}
-    page = "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * depth + ARTICLE
-    assert "voted on the new bridge" in webpage.page_text(page, PLAIN, metadata)
+    assert "voted on the new bridge" in webpage.page_text(page, Extract(engine=engine), metadata)
     assert metadata.get("extraction") == fallback
 
 
@@ -74,15 +93,17 @@ PATHOLOGICAL = (
 )  # fmt: skip
 
 
-def test_pathological_nesting_neither_crashes_nor_hangs() -> None:
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     """Run in a separate process: a crash of the parser would end the tests."""
+    pytest.importorskip(engine)
     program = f"""
 from bessemer.corpus.extract import webpage
 from bessemer.common.errors import NotText
 from bessemer.recipe import Extract
 for page in ({", ".join(PATHOLOGICAL)}):
     try:
-        webpage.page_text(page + "text", Extract())
+        webpage.page_text(page + "text", Extract(engine={engine!r}))
     except NotText as error:
         print("refused", error)
     else:
@@ -167,14 +188,17 @@ NO_MAIN_CONTENT = {
 }
 
 
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
 @pytest.mark.parametrize("where", NO_MAIN_CONTENT)
-def test_a_page_without_main_content_keeps_all_its_text(where: str) -> None:
+def test_a_page_without_main_content_keeps_all_its_text(where: str, engine: str) -> None:
+    pytest.importorskip(engine)
     metadata: dict[str, str] = {}
-    text = webpage.page_text(NO_MAIN_CONTENT[where], PLAIN, metadata)
+    text = webpage.page_text(NO_MAIN_CONTENT[where], Extract(engine=engine), metadata)
     assert text.count("The council voted on the new bridge on Monday.") == 20
-    assert metadata == {"extraction": webpage.ALL_TEXT}
+    if engine == "resiliparse":
+        assert metadata == {"extraction": webpage.ALL_TEXT}
     metadata = {}
-    assert webpage.page_text("<html><body><script>x</script></body></html>", PLAIN, metadata) == ""
+    assert webpage.page_text("<html><body><script>x</script></body></html>", Extract(engine=engine), metadata) == ""
     assert metadata == {}
 
 
@@ -190,6 +214,25 @@ def test_comments_and_surroundings_of_an_article_are_removed() -> None:
     assert "Around the article" not in text and "A reader says" not in text
     assert "A reader says" in webpage.page_text(page, Extract(comments=True))
     assert webpage.page_text(page, Extract(main_content=False)).count("Around the article") == 5
+
+
+def test_trafilatura_extracts_the_article() -> None:
+    pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
+    settings = Extract(engine="trafilatura")
+    text = webpage.page_text(FULL, settings)
+    assert "def f(x):\n    if x:\n        return 1\n" in text
+    assert "the first item" in text
+    for word in ("Home", "cookies", "Privacy"):
+        assert word not in text
+    assert "Home" in webpage.page_text(FULL, Extract(engine="trafilatura", main_content=False))
+    assert webpage.max_html_bytes(settings) == webpage.max_html_bytes(PLAIN) == 8 << 20
+
+
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    webpage.check_engine(PLAIN)
+    with pytest.raises(InputError, match=r"corpus.extract.engine: trafilatura is not installed; pip install"):
+        webpage.check_engine(Extract(engine="trafilatura"))
 
 
 @pytest.mark.parametrize(

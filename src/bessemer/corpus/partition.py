@@ -210,6 +210,7 @@ def read(
     Raises:
         FileChanged: A file changed since it was listed.
         BessemerError: An object store failed.
+        InputError: The library that `[corpus.extract]` names is not installed.
     """
     readers, passed_over = dict[str, Reader](), Counter[str]() if passed_over is None else passed_over
     for part in parts:

@@ -30,6 +30,7 @@ from bessemer.common.errors import FileChanged, InputError
 from bessemer.common.hashing import digest
 from bessemer.corpus import inputs
 from bessemer.corpus.document import printable
+from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
@@ -73,6 +74,7 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
         OSError: The disk is full or read-only.
     """
     corpus = recipe.corpus
+    check_engine(corpus.extract)
     worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe has no source of text; add a [[corpus.sources]] table")

@@ -21,6 +21,7 @@ from bessemer.recipe.uses import Use, built_in_classes, require_known, takes_set
 class Extract(Section):
     """Settings for extracting text from web pages (formats html and warc)."""
 
+    engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
     main_content: bool = True
     comments: bool = False
     max_list_link_share: Share = 0.5

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from bessemer.common.errors import NotText
+from bessemer.common.errors import NotText, require_import
 from bessemer.corpus.readers.encodings import codec, detected, unicode_of
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
 
-# Largest page. Common Crawl truncates pages at 5 MiB.
+# Largest page. Common Crawl truncates pages at 5 MiB, and libxml2, trafilatura's parser, fails on 10 MB of text.
 MAX_HTML_BYTES = 8 << 20
-# Maximum nesting of elements for the main content, which takes quadratic time in the depth (11 s at 10,000 with text at each
-# level). All text takes linear time (2 s at 1.6 million). Browsers also flatten elements beyond 512 levels (Blink, WebKit).
-MAX_DEPTH = 512
+# Maximum number of tags for trafilatura. 100,000 take 1 to 2 s, but 5 s in pages of divisions without paragraphs, where one
+# of its queries is quadratic (13.6 s at 167,000). A time limit would give different texts on different machines.
+MAX_TAGS = 100_000
+# Maximum nesting of elements by engine. libxml2 returns no text from 254 levels on. resiliparse takes quadratic time in the
+# depth for the main content (11 s at 10,000 with text at each level) and linear time for all text (2 s at 1.6 million).
+# Browsers also flatten elements beyond 512 levels (Blink, WebKit).
+MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
 EXTRACTION = "extraction"  # metadata key: the method used when that of [corpus.extract] was not possible
 DAMAGE = "damage"  # metadata key: the reason why a page of a crawl may be incomplete
-ALL_TEXT = "all text in place of the main content"
+BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
 # Maximum of unclosed formatting elements times tags. The parser reopens the former in each block (HTML standard, 13.2.4.3),
 # which could fill the memory.
 MAX_REOPENED = 1 << 24
@@ -73,8 +78,9 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
     """Return the text of a page, extracted as `[corpus.extract]` says.
 
-    Pages that are too deep for that or have no main content are extracted as all text, and `metadata` records it. Raises
-    NotText if parsing would reopen too many formatting elements.
+    Some pages are too large or too deep for that, or have no main content. They are extracted by resiliparse instead of
+    trafilatura, or as all text instead of the main content, and `metadata` records it. Raises NotText if parsing would reopen
+    too many formatting elements.
     """
     from resiliparse.parse.html import HTMLTree
 
@@ -82,11 +88,19 @@ def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = No
         raise NotText("it took too long")
     _check_formatting(html)
     tree, main_content, fallback = HTMLTree.parse(html), settings.main_content, ""
-    if main_content and _is_deeper(tree, MAX_DEPTH):
+    if settings.engine == "trafilatura" and (html.count("<") > MAX_TAGS or _is_deeper(tree, MAX_DEPTH["trafilatura"])):
+        fallback = BY_RESILIPARSE
+    if (settings.engine == "resiliparse" or fallback) and main_content and _is_deeper(tree, MAX_DEPTH["resiliparse"]):
         main_content, fallback = False, ALL_TEXT
-    if main_content and tree.body is not None:
-        _keep_lists(tree, settings.max_list_link_share)
-    text = _plain_text(tree, main_content, settings.comments)
+    if settings.engine == "trafilatura" and not fallback:
+        import trafilatura
+
+        take = partial(trafilatura.extract, include_comments=settings.comments, include_tables=True)
+        text = str((take if main_content else trafilatura.html2txt)(html) or "")
+    else:
+        if main_content and tree.body is not None:
+            _keep_lists(tree, settings.max_list_link_share)
+        text = _plain_text(tree, main_content, settings.comments)
     if not text.strip():
         text = _plain_text(tree, False, True, noscript=True)  # an unclosed <noscript> may contain the whole page
         fallback = ALL_TEXT if main_content and text.strip() else fallback
@@ -126,6 +140,15 @@ def _check_formatting(html: str) -> None:
 def max_html_bytes(settings: Extract) -> int:
     """Return the maximum size of a page in bytes."""
     return settings.max_html_bytes or MAX_HTML_BYTES
+
+
+def check_engine(settings: Extract) -> None:
+    """Raise InputError if the library that the recipe names is not installed."""
+    if settings.engine == "trafilatura":
+        with require_import(
+            "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take resiliparse"
+        ):
+            import trafilatura  # noqa: F401
 
 
 def _keep_lists(tree: Any, max_link_share: float) -> None:

@@ -23,6 +23,7 @@ from pydantic import PrivateAttr
 
 from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
+from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import reader_class
@@ -179,8 +180,13 @@ class Reader(ExtensionBase, ABC):
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:
-    """Create the reader for files of a source."""
+    """Create the reader for files of a source.
+
+    Raises InputError if the library that `[corpus.extract]` names is not installed.
+    """
     reader: Reader = make("readers", format_, source.reader)
+    if reader.is_web and corpus is not None:
+        check_engine(corpus.extract)
     reader._context = Context(source, format_, corpus or Corpus(), **more)
     return reader
 
