@@ -26,6 +26,7 @@ MODULES = {
     "api": ("documents", "tokens", "training", "run", "plan"),
     "workflow": ("prepare", "stages", "extend", "resume_policy", "preflight", "sizing"),
     "recipe": ("schema", "load", "keys", "batches"),
+    "corpus": ("document", "filters.base", "readers.base", "global_steps"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "trace", "tokenizer"),
     "model": (
         "config",

@@ -41,7 +41,7 @@ def test_a_recipe_with_every_rule_set_can_be_pickled(tmp_path: Path) -> None:
         ("[corpus.rules.c4]\nmin_sentence = 3", "did you mean corpus.rules.c4.min_sentences"),
         ("[corpus.rules.goper_quality]", "did you mean corpus.rules.gopher_quality"),
         ("[corpus.rules.fineweb]\nmax_short_line_share = 2.0", "max_short_line_share"),
-        ('[corpus.rules.toxic]\nclassifier = "toxic.bin"', "belong together"),
+        ('[corpus.rules.toxic]\nclassifier = "toxic.bin"', "corpus.rules.toxic"),
     ],
 )
 def test_mistakes_in_rule_sets_are_named(tmp_path: Path, lines: str, message: str) -> None:

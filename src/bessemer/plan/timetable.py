@@ -123,7 +123,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
                 moved = True
         if not moved:
             heads = ", ".join(f"rank {rank} at {steps[-1]}" for rank, steps in enumerate(todo) if steps)
-            raise ValueError(f"schedule {schedule.name}: the ranks wait for each other for ever: {heads}")
+            raise ValueError(f"schedule {schedule.name}: deadlock, the ranks wait for each other: {heads}")
     return Timetable(schedule, asked, tuple(tuple(row) for row in slots))
 
 

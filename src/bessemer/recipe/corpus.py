@@ -213,12 +213,12 @@ class Source(Section):
             if name is not None:
                 bytes(4).decode(name)
         except (LookupError, ValueError):
-            raise ValueError(f"{name!r} is no encoding of text that Python knows, as cp1252 or shift_jis") from None
+            raise ValueError(f"{name!r} is not a text encoding of Python, such as cp1252 or shift_jis") from None
         return name
 
     def _complaints(self) -> Iterator[str]:
         if self.joins_fields and (self.is_chat or not self._reader("has_fields")):
-            yield f"text_key: of files of format {self.format} no fields are joined; name one"
+            yield f"text_key: of files of format {self.format} fields cannot be joined; name one"
         if self.reader and self.format is None:
             yield "reader: these are settings of a format; name it by format"
         if self.encoding is not None and not self._reader("has_encoding"):
@@ -230,7 +230,7 @@ class Source(Section):
         if self.label is not None and self.label_key is not None:
             yield "label and label_key exclude each other: one class for the source, or one a record"
         if self.label_key is not None and not self._reader("has_fields"):
-            yield f"label_key: files of format {self.format} have no fields; give label, one a source"
+            yield f"label_key: files of format {self.format} have no fields; set label, the same for the whole source"
 
 
 class Corpus(Work):
@@ -251,7 +251,7 @@ class Corpus(Work):
     def _complaints(self) -> Iterator[str]:
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
         for name in (name for name in self.language.only_for if name not in sets):
-            yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
+            yield f"language.only_for names {name!r}, which is not a set of rules; choose from: {', '.join(sets)}"
         if double := first_duplicate([part for source in self.sources for part in self.parts_of(source)]):
             yield f"{double!r} names two sources, or a source and a part of one (language.split); rename one"
         edits = {

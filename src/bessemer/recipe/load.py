@@ -82,7 +82,7 @@ def load(
         try:
             text, where = path.read_text(encoding="utf-8-sig"), str(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read as a recipe ({error}), and is no text to train on") from None
+            raise InputError(f"{path}: cannot be read as a recipe ({error}), and is not text to train on") from None
         if not text.strip():
             raise InputError(f"{path}: the file is empty; give a recipe or text to train on")
         name, folder = _name(path) if may_be_unnamed else None, path.resolve().parent
@@ -297,7 +297,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     if isinstance(place, list) and all(isinstance(item, dict) for item in place):
         if len(place) != 1:  # with a single item, its name can be left out
             names = [f"{path}.{item_name(item)}.{last}" for item in place]
-            raise InputError(f"--set {override}: there are several; {', '.join(names) or 'none so far'}")
+            raise InputError(f"--set {override}: name one entry of {path}: {', '.join(names) or 'it has none'}")
         place = place[0]
     if not isinstance(place, dict):
         raise InputError(f"--set {override}: {path} is not a table")

@@ -57,7 +57,7 @@ class RopeScaling(Section):
         if self.kind == "yarn" and self.beta_slow >= self.beta_fast:
             yield f"beta_slow = {self.beta_slow} must be below beta_fast = {self.beta_fast}"
         if self.kind == "longrope" and (not self.short_factor or len(self.short_factor) != len(self.long_factor)):
-            yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor; give as many"
+            yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor differ"
 
 
 SIZES = ("depth", "layers", "width", "heads")  # keys of [model], any of which sets its size

@@ -102,7 +102,7 @@ class Flagged(Section):
 
     def _complaints(self) -> Iterator[str]:
         if (self.classifier is None) != (self.label is None):
-            yield "classifier and label belong together: the model, and which of its labels is not wanted"
+            yield "set classifier and label together: the model, and the label to reject"
 
     @property
     def word_lists(self) -> str | None:

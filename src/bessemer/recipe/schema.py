@@ -222,17 +222,17 @@ class Recipe(Section):
             missing = next(name for name in names if name not in weighted)
             yield f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
         if tokens.temperature is not None and weighted:
-            yield f"tokens.temperature says the shares, and so does the weight of source {weighted[0]!r}; remove one"
+            yield f"tokens.temperature sets the shares, but so does the weight of source {weighted[0]!r}; remove one"
         for phase in tokens.schedule:
             where = f"tokens.schedule (from = {phase.from_}): weights"
             for name in (name for name in phase.weights if name not in names):
-                yield f"{where} names {name!r}, which is no source; there are: {', '.join(names)}"
+                yield f"{where} names {name!r}, which is not a source; choose from: {', '.join(names)}"
             for name in (name for name in names if name not in phase.weights):
                 yield f"{where} lacks source {name!r}; give it 0 if it is not to be read"
             schedule = self.train.schedule
             if phase.from_ == "decay" and schedule.is_built_in and not schedule.rule.has_decay_phase:
                 kinds = " or ".join(name for name, one in built_in_classes("schedules").items() if one.has_decay_phase)
-                yield f"{where} has no decay phase to begin with; set train.schedule.kind = {kinds}"
+                yield f"{where} has no decay phase; set train.schedule.kind = {kinds}"
 
     def _copies_are_elsewhere(self) -> Iterator[str]:
         folder = self.run.folder.absolute()
@@ -267,14 +267,14 @@ class Recipe(Section):
         batch, length = self.train.global_batch_tokens, self.tokens.sequence_length
         if batch is not None and batch % length:
             low = max(batch // length, 1) * length
-            yield f"train.global_batch_tokens is no multiple of tokens.sequence_length = {length}; take {low} or {low + length}"
+            yield f"train.global_batch_tokens must be a multiple of tokens.sequence_length = {length}: {low} or {low + length}"
         ramp = self.train.batch_ramp
         if ramp is not None and (ramp.start_tokens % length or (batch is not None and ramp.start_tokens > batch)):
-            yield "train.batch_ramp.start_tokens is no multiple of tokens.sequence_length up to train.global_batch_tokens"
+            yield "train.batch_ramp.start_tokens must be a multiple of tokens.sequence_length up to train.global_batch_tokens"
         micro = self.train.micro_batch
         if ramp is not None and micro is not None and (ramp.start_tokens // length) % micro:
             yield f"train.micro_batch does not divide the {ramp.start_tokens // length} sequences of the batch_ramp's first batch"
         if batch is not None and (complaint := self.parallel.batch_complaint(batch // length, micro)):
             yield complaint
         if self.train.optimizer.base_width is not None and self.model.tie_embeddings:
-            yield "train.optimizer.base_width needs model.tie_embeddings = false: embedding and head have rates of their own"
+            yield "train.optimizer.base_width needs model.tie_embeddings = false: embedding and head have different rates"

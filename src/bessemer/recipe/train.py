@@ -171,6 +171,6 @@ class Train(Section):
         if self.objective != "classify" and self.dropout.classifier:
             yield f"dropout.classifier needs objective = 'classify', and it is {self.objective!r}"
         if self.memory_budget is not None and 1 < self.memory_budget < 1e6:
-            yield f"memory_budget = {self.memory_budget:g} is neither a share of free memory, up to 1, nor bytes of any training"
+            yield f"memory_budget = {self.memory_budget:g} is too small; set a share of free memory up to 1, or bytes"
         if self.memory_budget is not None and self.recompute != "budget":
             yield f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"

@@ -67,7 +67,7 @@ def test_an_unreadable_list_is_named(lists: Path) -> None:
         reason("x", "fr", path=str(lists))
     with pytest.raises(InputError, match="corpus.rules.adult.classifier"):
         reason("x", "en", classifier=str(lists / "nowhere.bin"), label="adult")
-    with pytest.raises(ValidationError, match="belong together"):
+    with pytest.raises(ValidationError, match="classifier and label"):
         Flagged(classifier="x")
 
 
