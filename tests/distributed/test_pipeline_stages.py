@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -17,7 +18,7 @@ from bessemer.distributed import pipeline
 from bessemer.distributed.context import LocalBatch, MicroBatchLoss
 from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.distributed.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.distributed.stages import Costs, stage_costs, stage_spans, stages_at
+from bessemer.distributed.stages import Costs, stage_spans, stages_at
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.distributed.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
@@ -34,6 +35,14 @@ CPU = torch.device("cpu")
 END, LENGTH, SEED = 0, 12, 7
 HAS_213 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 NEEDS_213 = pytest.mark.skipif(not HAS_213, reason="zbv and dualpipev hang on gloo before torch 2.13")
+
+
+def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
+    """Return the cost of each stage of a cut, in the unit of `costs`."""
+    totals = [sum(costs.blocks[block] for block in blocks) for blocks in cut]
+    totals[0] += costs.embedding
+    totals[-1] += costs.head
+    return tuple(totals)
 
 
 def config_for(family: str, layers: int, labels: int = 0) -> ModelConfig:

@@ -170,9 +170,9 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
     ("source", "overrides", "complaint"),
     [
         ("llama", ["train.objective=masked"], "train.objective: masked trains encoders"),
-        ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256, but"),
+        ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256"),
         ("cut", [], "tensor model.norm.weight is missing"),
-        ("nowhere", [], "has no tokenizer"),
+        ("nowhere", [], "tokenizer.json"),
         ("other ids", [], "or set export.hf=false"),
         ("llama", ["train.start=runs/x"], "train.start and model.from both give the starting weights"),
     ],

@@ -298,12 +298,12 @@ EVEN = "web=1,code=1,wiki=1"
 @pytest.mark.parametrize(
     ("tokens", "sources", "said"),
     [
-        ("temperature = 2", {"web": "weight=1", "code": "weight=1"}, "temperature says the shares"),
+        ("temperature = 2", {"web": "weight=1", "code": "weight=1"}, "tokens.temperature"),
         (ROW.format(0.5, "web=1"), None, "lacks source 'code'"),
-        (ROW.format(0.5, "web=1,cod=1"), None, "'cod', which is no source"),
-        (ROW.format(1.5, "web=1"), None, "lies in"),
+        (ROW.format(0.5, "web=1,cod=1"), None, "'cod'"),
+        (ROW.format(1.5, "web=1"), None, "from = 1.5"),
         (ROW.format(0.5, "web=-1"), None, "schedule.weights.web: input should be"),
-        (ROW.format(0.5, "web=0"), None, "no source has a share"),
+        (ROW.format(0.5, "web=0"), None, "weights"),
         (ROW.format(0.5, EVEN) + ROW.format(0.2, EVEN), None, "sort them"),
         (SCHEDULE, None, "wsd"),
     ],

@@ -21,7 +21,7 @@ from bessemer.run.stage import staging
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS
 from bessemer.tokens.shards.store import TokenDocument
-from bessemer.workflow import stages
+from bessemer.workflow import derive, stages
 from bessemer.workflow.session import Session
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class TokenDataset:
             if self._lend_documents is not None:
                 self._lend_documents(run)
             stages.corpus(session)
+            recipe = derive.with_held_out(recipe, run)
             try:
                 stages.write_tokens(session, recipe)
             except TooFewIds as error:

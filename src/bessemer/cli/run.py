@@ -93,7 +93,7 @@ def print_verdict(run: RunDirectory) -> None:
     from bessemer.report import data, summary
 
     if line := summary.verdict(data.read(run)):
-        say(f"\n  [yellow]{escape(line)}[/]")
+        say(f"\n[yellow]{escape(fill(line, WIDTH))}[/]")
 
 
 def print_results(run: RunDirectory, *more: str) -> None:
@@ -104,7 +104,8 @@ def print_results(run: RunDirectory, *more: str) -> None:
 
     found = data.read(run)
     say(f"\n[bold]{escape(fill(summary.headline(found), WIDTH))}[/]")
-    print_verdict(run)
+    if not summary.learned_nothing(found):  # the headline has that
+        print_verdict(run)
     rows = [("report", str(run.report)), *([("model", str(run.export))] if run.export.exists() else [])]
     rows += [("measured", text)] if (text := planned.in_short(planned.compare(found))) else []
     next_commands = list(more)

@@ -75,8 +75,10 @@ def open_run(args: argparse.Namespace) -> Session:
         args.recipe = args.run
         session = open_recipe(args)
         if not session.run.path.is_dir():
-            sets = "".join(f" --set {override}" for override in args.overrides)
-            raise InputError(f"{session.run.path}: no such run yet; make it with `bessemer run {args.run}{sets}`")
+            args.recipe = args.run
+            raise InputError(
+                f"{session.run.path}: no such run yet; make it with `bessemer run {recipe_as_given(args)}`"
+            )
         return session
     run = RunDirectory(folder)
     if not run.recipe.exists():
@@ -153,10 +155,15 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
     return Weights(step=None if step == checkpoint_steps(session.run.checkpoints)[-1] else step)
 
 
+def recipe_as_given(args: argparse.Namespace) -> str:
+    """Return the recipe and its overrides as on the command line."""
+    return shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
+
+
 def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: str) -> None:
     """Raise InputError if the input of a command has not been made, before anything is derived."""
     if not made.exists():
-        given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
+        given = recipe_as_given(args)
         raise InputError(
             f"{made.parent}: it has no {what}; make them with `bessemer {command} {given}`, or run every stage with "
             f"`bessemer run {given}`"

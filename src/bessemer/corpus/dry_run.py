@@ -49,7 +49,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, worker.keep_workers(work := Path(scratch)):
         write_context(work, corpus, dict.fromkeys(funnels, 1))
         partitions = _partitions(corpus, listings, count, work)
-        receipts = list(worker.run_tasks("sampling", "B", partitions, 1, corpus))
+        receipts = list(worker.run_tasks("sampling", "documents", partitions, 1, corpus))
         for done in receipts:
             tally.merge(done["counts"])
         buckets, _ = run_global_steps(corpus, work, buckets_of(work, receipts), "sample", tally.passed)

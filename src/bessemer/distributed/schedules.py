@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.stages import rank_of_stage
 from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds, stages_complaint, stages_per_rank
 
 Kind = Literal["F", "B", "I", "W"]
@@ -98,10 +97,6 @@ class ScheduleActions:
     def stages(self) -> int:
         """The number of stages in the pipeline."""
         return self.ranks * self.virtual
-
-    def rank_of_stage(self, stage: int) -> int:
-        """Return the rank that holds a stage."""
-        return rank_of_stage(self.name, stage, self.ranks)
 
 
 def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:

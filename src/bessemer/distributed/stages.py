@@ -161,14 +161,6 @@ def _split_alike_blocks(layers: int, block: float, embedding: float, head: float
     return (*(least + (stage >= count - 1 - extra) for stage in range(count - 1)), best[2])
 
 
-def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
-    """Return the cost of each stage of a cut, in the unit of `costs`."""
-    totals = [sum(costs.blocks[block] for block in blocks) for blocks in cut]
-    totals[0] += costs.embedding
-    totals[-1] += costs.head
-    return tuple(totals)
-
-
 @dataclass(frozen=True)
 class StageSpan:
     """A pipeline stage, number `stage` of `count`, with the blocks [first, end).

@@ -183,12 +183,7 @@ def _tasks(data: RunData, score: str) -> Figure | None:
     names = list(dict.fromkeys(name for one in task_scores(data) for name in data.tasks.groups[one]))
     for name, values in by_task.items():
         at = np.flatnonzero(np.isfinite(values))
-        of = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[at]
-        pieces = np.split(at, np.flatnonzero((of[1:] != of[:-1]) & (of[:-1] > 0)) + 1)
-        for piece in pieces:  # scores on different data are not one curve
-            shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
-            style = parts.series_style(names.index(name))
-            traces.append(curve(shown, step[piece], values[piece], marked=True, **style))
+        traces.append(curve(name, step[at], values[at], marked=True, **parts.series_style(names.index(name))))
     return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", parts.words(score), traces)
 
 

@@ -70,8 +70,8 @@ def learned_nothing(data: RunData) -> str:
         )
     at = f", at a learning rate of {rate:g}" if rate else ""
     return (
-        f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; leave "
-        "train.optimizer.learning_rate out, or give one between 1e-5 and 2e-2, under another run.name"
+        f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; train "
+        "longer, or leave train.optimizer.learning_rate out, under another run.name"
     )
 
 

@@ -46,6 +46,7 @@ def plan_only(
     resolved = extend.resolve(recipe, stored, run, vocabulary, labels, known)
     preflight.check_schedule(recipe, resolved)
     if done:
+        resume_policy.require_resumable(stored, resolved, run, extend.checkpoints_of(run))
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     data_half: DataHalf = "" if summary.num_tokens(run.tokens) else "to come"

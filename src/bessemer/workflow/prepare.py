@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.common.console import amount, duration, size
+from bessemer.common.console import amount, counted, duration, size, warn
 from bessemer.common.hashing import digest
 from bessemer.recipe import dump
 from bessemer.run.files import read_json_or_none, write_atomic, write_json
@@ -13,6 +13,8 @@ from bessemer.tokens.summary import num_tokens, packing_and_epochs
 from bessemer.train.run_spec import Resume, RunSpec
 from bessemer.workflow import derive, estimate, preflight
 from bessemer.workflow.session import Session
+
+FEW_STEPS = 10  # a training with fewer learns next to nothing
 
 
 def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> RunSpec:
@@ -48,9 +50,11 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
         plan, resolved = estimate.planned_run(
             recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if made else ""
         )
+        if recipe.train.steps is None and plan["steps"] < FEW_STEPS:
+            warn(f"train.global_batch_tokens: the training has only {counted(plan['steps'], 'step')}; set fewer")
         memory, measured = plan["memory_bytes"]["total"], plan["step_seconds_from"]
         return (
-            f"{amount(plan['parameters'])} parameters, {plan['steps']:,} steps over {amount(plan['tokens'])} tokens: "
+            f"{amount(plan['parameters'])} parameters, {counted(plan['steps'], 'step')} over {amount(plan['tokens'])} tokens: "
             f"about {duration(plan['seconds'])} and {size(memory)} ({measured})"
         )
 

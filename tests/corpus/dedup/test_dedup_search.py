@@ -178,7 +178,7 @@ def test_the_longest_is_kept_and_among_equals_the_smallest_identity(tmp_path: Pa
 
 
 def test_quality_needs_scores(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no quality scores"):
+    with pytest.raises(InputError, match="corpus.dedup.keep"):
         search([document(1, prose(1))], Dedup(keep="quality"), tmp_path / "work")
 
 
