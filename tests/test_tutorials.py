@@ -39,7 +39,7 @@ SMALL = {
     ),
     "chat": (
         ("sequence_length = 1024", "sequence_length = 128"), 
-        ("held_out = 0.02", "held_out = 0.1"), ("max_epochs = 3", "max_epochs = 1\nglobal_batch_tokens = 512"),
+        ("held_out = 0.02", "held_out = 0.1"), ("max_epochs = 3", "max_epochs = 1"),
     ),
     "commoncrawl-slurm": (
         ("workers = 200", "workers = 2"), ("vocabulary = 32_768", "vocabulary = 400"), ("depth = 12", "depth = 2"),

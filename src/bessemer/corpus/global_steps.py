@@ -48,7 +48,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 TABLES = {"quality": "quality", "duplicates": "dedup", "lines": "dedup"}  # step -> its table in [corpus]
 OTHER_STATISTICS = ("version", "sources", "totals", "contamination", "reasons")  # keys of statistics.json
-DECIDED = "decided.json"
+DECIDED = "decided/decided.json"
 RESULT, VERDICTS, REPORT = "result", "verdicts", "report"
 CUT = ("edited", "spans", "removed_characters")  # counts of edits: documents, cut spans, cut characters
 GROUP_BYTES = 16 << 20  # target size of a part: exchanging data between many small parts costs more than comparing it

@@ -188,14 +188,14 @@ class ShardedSublayer(TensorGroupModule):
 class NormOverHeads(TensorGroupModule):
     """RMSNorm over the heads of all ranks, of which each holds its heads' elements of the input."""
 
-    scale: Tensor
+    scale: Any
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
         width = x.shape[-1] * self.tensor_group.size
         squares = sum_over(wide.square().sum(dim=-1, keepdim=True), self.tensor_group)
-        return (wide * (squares / width + self.eps).rsqrt() * self.scale).to(x.dtype)
+        return (wide * (squares / width + self.eps).rsqrt() * self.scale(x)).to(x.dtype)  # type: ignore[no-any-return]
 
 
 class ShardedEmbedding(TensorGroupModule):

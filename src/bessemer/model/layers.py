@@ -46,9 +46,13 @@ class RMSNorm(nn.Module):
         self.weight = None if width is None else nn.Parameter(torch.zeros(width) if zero_centred else torch.ones(width))
         self.eps, self.zero_centred = eps, zero_centred
 
-    def forward(self, x: Tensor) -> Tensor:
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the factor for x, (D,)."""
         weight_D = upcast(x.new_ones(x.shape[-1])) if self.weight is None else self.weight
-        return rms_norm(x, weight_D + 1.0 if self.zero_centred else weight_D, self.eps)
+        return weight_D + 1.0 if self.zero_centred else weight_D
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.scale(x), self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -45,8 +45,9 @@ def plan_only(
     stored = resume_policy.stored_recipe(run) if done else None
     resolved = extend.resolve(recipe, stored, run, vocabulary, labels, known)
     preflight.check_schedule(recipe, resolved)
-    if done:
+    if stored is not None and stored.model != resolved.model:
         resume_policy.require_resumable(stored, resolved, run, extend.checkpoints_of(run))
+    if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     data_half: DataHalf = "" if summary.num_tokens(run.tokens) else "to come"

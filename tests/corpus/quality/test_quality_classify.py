@@ -78,7 +78,7 @@ def judged(settings: Quality, documents: list, folder: Path, at_once: int = 97) 
     order = np.argsort(names)
     scores, stays = verdicts["score"].to_numpy()[order], pc.is_null(verdicts["reason"]).to_numpy()[order]
     assert done["rejected"].get("low_quality", 0) == int((~stays).sum()) and done["documents"] == len(names)
-    assert {path.name for path in folder.iterdir()} == {"result", "verdicts", "decided.json"}
+    assert {path.name for path in folder.iterdir()} == {"result", "verdicts"}
     report = folder / "result" / "report"
     return Decided(names[order], scores, stays, report / "quality"), json.loads((report / "quality.json").read_text())
 
