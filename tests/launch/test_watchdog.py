@@ -65,14 +65,17 @@ def test_a_single_process_reports_itself(tmp_path: Path) -> None:
 
 
 def start_training(made: Path, name: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a training of two processes and wait for its fifth step."""
-    keys = "parallel.replicate=2", "guard.hang_seconds=5", "train.steps=30"
+    """Start a training of two processes and wait for the step after its first checkpoint.
+
+    The next checkpoint is many steps later, because a process may wait long for a disk before it counts as hanging.
+    """
+    keys = "parallel.replicate=2", "guard.hang_seconds=5", "train.steps=30", "checkpoint.every=12"
     sets = [part for key in keys for part in ("--set", key)]
     process = subprocess.Popen(
         command("train", *another(made, name), *sets), env=os.environ | environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for_step(made.parent / "runs" / name, 5)
+    wait_for_step(made.parent / "runs" / name, 13)
     return process
 
 
