@@ -35,10 +35,12 @@ from bessemer.corpus.verdicts import Spans, VerdictFile, full_reason, make_verdi
 from bessemer.recipe import Corpus
 from bessemer.recipe.section import first_duplicate
 from bessemer.recipe.uses import ExtensionBase, make
+from bessemer.run.files import stage_facts
+from bessemer.run.stage import stage_is_current
 from bessemer.run_tasks.run import run_tasks
 from bessemer.run_tasks.task import Task, build_once, check_stop, from_plain, require, to_plain
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree, write_file
+from bessemer.storage.path import each, entries, remove_tree, write_file
 
 # In order. The steps that a recipe adds run before the last one, because that one edits texts.
 BUILT_IN: Mapping[str, str] = {
@@ -307,7 +309,7 @@ class JudgeFacts(VerdictTask):
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         decided = json.loads((self.work / DECIDED).read_bytes())
         before = self.result(CollectFacts.__name__, self.number)
-        for number in range(read_receipt(before)["tables"]):
+        for number in range(stage_facts(before)["tables"]):
             facts = read_table(before / f"{number:06d}.arrow")
             with naming_faults(self.step, "judge", str(self), BessemerError):
                 verdicts = _make_table(len(facts), self.step.judge(facts, decided))
@@ -348,13 +350,13 @@ def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
     def make(folder: Path) -> dict[str, Any]:
         (folder / REPORT).mkdir()
         statistics, rejected = step.run(documents, folder / REPORT), Counter[str]()
-        receipts = list(each(read_receipt, written))
+        receipts = list(each(stage_facts, written))
         for done in receipts:
             rejected.update({full_reason(step.prefix, word): count for word, count in done["rejected"].items()})
         count = sum(done["documents"] for done in receipts)
         return {"documents": count, "rejected": dict(sorted(rejected.items())), "statistics": statistics}
 
-    if not all(is_complete(folder, documents.made_of) for folder in written):
+    if not all(stage_is_current(folder, documents.made_of) for folder in written):
         remove_tree(result)
     recorded = build_once(result, documents.made_of, make)
     for place in entries(documents.folder):

@@ -18,7 +18,7 @@ from bessemer.corpus.readers.files import Listing, contents, earlier_files, list
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, stage_facts
-from bessemer.storage.path import file_size
+from bessemer.storage import filesystem
 
 VERSION = 8  # increase when equal sources would give other documents, or the folder's layout changes
 CONTENTS = "sources.json"  # in the corpus folder
@@ -99,7 +99,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
         found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:
-        found.append([(path.name, file_size(path)) for path in earlier_files(folder)])
+        found.append([(path.name, filesystem.version(path)[0]) for path in earlier_files(folder)])
     return found
 
 

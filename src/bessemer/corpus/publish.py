@@ -25,9 +25,10 @@ from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context, rows_together
 from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.statistics import EXAMPLE_KEYS, Funnel
+from bessemer.run.files import stage_facts
 from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_files, each, make_folder, open_parquet, read_receipt, stage_files
+from bessemer.storage.path import copy_files, each, make_folder, open_parquet, stage_files
 
 # Maximum text in a row group, except for a longer document; a reader holds one row group in memory
 ROW_GROUP_BYTES = 16 << 20
@@ -120,7 +121,7 @@ def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
     `tasks` are in the order of their sources. Returns the size of each file by its path below `place`.
     """
     written: dict[str, int] = {}
-    outputs = [receipt["outputs"] for receipt in each(read_receipt, [task.folder for task in tasks])]
+    outputs = [receipt["outputs"] for receipt in each(stage_facts, [task.folder for task in tasks])]
     for kind, columns in WRITTEN_COLUMNS.items():
         make_folder(place / kind)
         ordered = [

@@ -8,14 +8,16 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.common.hashing import verify_files
 
+if TYPE_CHECKING:
+    from bessemer.storage.filesystem import AnyPath
+
 STAGE_FILE = "stage.json"
-MAX_JSON_BYTES = 1 << 28  # ten times the checkpoint manifest of thousands of processes
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:
@@ -63,18 +65,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def read_json(path: Path, command: str | None = None) -> Any:
+def read_json(path: AnyPath, command: str | None = None) -> Any:
     """Read a JSON file of the run directory.
 
     `command` is the command that writes the file of a stage again; with it, the file is verified first. Raises InputError for
     a missing or damaged file, and DamagedFile if the verification fails.
     """
-    if command is not None:
+    if command is not None and isinstance(path, Path):
         verify_stage(path.parent, command, lambda name: name == path.name)
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError("it is larger than any such file")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; run the stage that writes it") from None
     except OSError as error:
@@ -162,7 +162,7 @@ def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool
     verify_files(folder, {name: facts for name, facts in recorded_files(folder).items() if reads(name)}, command)
 
 
-def stage_facts(folder: Path) -> dict[str, Any]:
+def stage_facts(folder: AnyPath) -> dict[str, Any]:
     """Return the receipt that `mark_stage` wrote for a stage; empty if it is missing or damaged."""
     try:
         facts = read_json(folder / STAGE_FILE)

@@ -34,10 +34,10 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, FileChanged, InputError, Stopped, first_line
-from bessemer.run.files import STAGE_FILE, sync_folder
+from bessemer.run.files import STAGE_FILE, stage_facts, sync_folder
 from bessemer.run.stage import mark_stage, stage_is_current
 from bessemer.storage.filesystem import AnyPath, StorePath
-from bessemer.storage.path import copy_folder, is_complete, read_receipt
+from bessemer.storage.path import copy_folder
 
 TEMPORARY = ".tmp"
 DONE = "null"  # answer of a worker whose task succeeded
@@ -156,7 +156,7 @@ class Task(ABC):
 
     def receipt(self) -> dict[str, Any] | None:
         """Return the receipt of the finished task; None if it must still run."""
-        return read_receipt(self.folder) if is_complete(self.folder, self.inputs) else None
+        return stage_facts(self.folder) if stage_is_current(self.folder, self.inputs) else None
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""
@@ -211,8 +211,8 @@ def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, An
     `make` fills a temporary folder, which is then renamed. The receipt has what `make` returns, and all file sizes.
     When two processes write the same folder, the first to rename it wins.
     """
-    if is_complete(folder, inputs):
-        return read_receipt(folder)
+    if stage_is_current(folder, inputs):
+        return stage_facts(folder)
     above = None if isinstance(folder, StorePath) else folder.parent
     if above is not None:
         above.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, An
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
         mark_stage(made, inputs, **facts)
-        recorded = read_receipt(made)
+        recorded = stage_facts(made)
         if isinstance(folder, StorePath):
             _upload(made, folder)
         else:

@@ -55,43 +55,32 @@ class StorePath(PurePosixPath):
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
-    @property
-    def key(self) -> str:
-        """Path in Arrow's file system, BUCKET/KEY."""
-        return "/".join(self.parts[1:])
-
-    @property
-    def files(self) -> Any:
-        """Arrow's file system of the store, with the environment's credentials and endpoint."""
-        scheme = self.parts[0].removesuffix(":")
-        return arrow_filesystem(scheme, False, environment_endpoint(scheme))
-
     def exists(self) -> bool:
         """Return True if the file exists, or any file below it."""
         from pyarrow import fs
 
-        with store_errors(self):
-            return bool(self.files.get_file_info(self.key).type != fs.FileType.NotFound)
+        with located(self) as (files, key):
+            return bool(files.get_file_info(key).type != fs.FileType.NotFound)
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open the file for reading bytes; a small file is read at once."""
-        file = open_remote(str(self), self.files, self.key, PIECE_BYTES)
+        file = open_file(str(self), buffer_bytes=PIECE_BYTES)
         size = file.seek(0, 2)
         file.seek(0)
         return file if size > PIECE_BYTES else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
-        with store_errors(self), self.files.open_input_stream(self.key) as stream:
+        with located(self) as (files, key), files.open_input_stream(key) as stream:
             return bytes(stream.read())
 
     def write_bytes(self, data: bytes) -> int:
-        with store_errors(self), self.files.open_output_stream(self.key) as stream:
+        with located(self) as (files, key), files.open_output_stream(key) as stream:
             stream.write(data)
         return len(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        with suppress(FileNotFoundError) if missing_ok else nullcontext(), store_errors(self):
-            self.files.delete_file(self.key)
+        with suppress(FileNotFoundError) if missing_ok else nullcontext(), located(self) as (files, key):
+            files.delete_file(key)
 
 
 def parse_path(text: str | PurePath) -> AnyPath:
@@ -101,13 +90,6 @@ def parse_path(text: str | PurePath) -> AnyPath:
 
 # A local or remote file or folder
 AnyPath = Annotated[Path | StorePath, PlainValidator(parse_path), PlainSerializer(str)]
-
-
-def arrow_location(place: AnyPath) -> tuple[Any, str]:
-    """Return Arrow's file system for a path, and the path within it."""
-    from pyarrow import fs
-
-    return (place.files, place.key) if isinstance(place, StorePath) else (fs.LocalFileSystem(), str(place))
 
 
 def is_remote(path: str) -> bool:
@@ -131,7 +113,7 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     """
     from pyarrow import fs
 
-    files, path = filesystem(url, source)
+    files, path = arrow_location(url, source)
     scheme, path = url.partition("://")[0], path.rstrip("/")
     folder = "/".join(takewhile(lambda part: not {"*", "?"} & set(part), path.split("/")))
     found = [files.get_file_info(folder)]
@@ -145,38 +127,50 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 
 
-def version(path: str, source: Source) -> tuple[int, int]:
+def version(place: str | AnyPath, source: Source | None = None) -> tuple[int, int]:
     """Return the current size in bytes and modification time in ns of a file. Raises the errors of `open_file`."""
-    if not is_remote(path):
-        status = os.stat(path)
+    if not is_remote(str(place)):
+        status = os.stat(place)
         return status.st_size, status.st_mtime_ns
-    files, inner = filesystem(path, source)
-    with store_errors(path):
+    with located(place, source) as (files, inner):
         info = files.get_file_info(inner)
-    if not info.is_file:
-        raise FileNotFoundError(2, "No such file", path)
-    return info.size or 0, info.mtime_ns or 0
+        if not info.is_file:
+            raise FileNotFoundError
+        return info.size or 0, info.mtime_ns or 0
 
 
-def open_file(path: str, source: Source) -> BinaryIO:
-    """Open a file as a seekable stream of bytes.
+def open_file(path: str, source: Source | None = None, buffer_bytes: int = READ_BYTES) -> BinaryIO:
+    """Open a file as a seekable stream of bytes; `buffer_bytes` are read from a store at a time.
 
     Raises FileNotFoundError for a missing file and OSError for local failures. A store that fails after its retries raises
     BessemerError, because the failure says nothing about the documents.
     """
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
-    return open_remote(path, *filesystem(path, source), READ_BYTES)
+    with located(path, source) as (files, inner):
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes))
 
 
-def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
-    """Open a file of Arrow's file system as a seekable stream.
+def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
+    """Return Arrow's file system for a path or URL, and the path within it.
 
-    `path` is its URL for messages; errors as in `store_errors`.
+    A store is accessed as its source says, or with the credentials and endpoint of the environment. Raises InputError if a
+    required library is missing.
     """
-    with store_errors(path):
-        file = files.open_input_file(inner)
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
+    from pyarrow import fs
+
+    if not is_remote(str(place)):
+        return fs.LocalFileSystem(), str(place)
+    scheme, _, path = str(place).partition("://")
+    is_anonymous, endpoint = (source.anonymous, source.endpoint) if source else (False, None)
+    return arrow_filesystem(scheme, is_anonymous, endpoint or environment_endpoint(scheme)), path
+
+
+@contextmanager
+def located(place: str | AnyPath, source: Source | None = None) -> Iterator[tuple[Any, str]]:
+    """Yield what `arrow_location` returns, with the errors of `store_errors` within the block."""
+    with store_errors(place):
+        yield arrow_location(place, source)
 
 
 @contextmanager
@@ -236,17 +230,6 @@ class _RemoteFile(io.RawIOBase):
         target = min(max(offset + (0, self._file.tell(), size)[whence], 0), size)
         self._file.seek(target)
         return int(target)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-def filesystem(url: str, source: Source) -> tuple[Any, str]:
-    """Return Arrow's file system for a URL, and the path within it. Raises InputError if a required library is missing."""
-    scheme, _, path = url.partition("://")
-    return arrow_filesystem(scheme, source.anonymous, source.endpoint or environment_endpoint(scheme)), path
 
 
 def environment_endpoint(scheme: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, DamagedFile, first_line
 from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atomic
 from bessemer.run.stage import stage_is_current
-from bessemer.storage.filesystem import AnyPath, StorePath, arrow_location, parse_path, store_errors
+from bessemer.storage.filesystem import AnyPath, StorePath, arrow_location, located, parse_path, store_errors
 
 if TYPE_CHECKING:  # commands that only inspect files start without numpy
     import numpy.typing as npt
@@ -41,16 +40,6 @@ def sizes(folder: AnyPath) -> dict[str, int]:
     return {info.path.removeprefix(f"{inner}/"): info.size for info in sorted(files, key=lambda info: info.path)}
 
 
-def file_size(place: AnyPath) -> int:
-    """Return the size of a file. Raises FileNotFoundError."""
-    files, inner = arrow_location(place)
-    with store_errors(place):
-        size = files.get_file_info(inner).size
-    if size is None:
-        raise FileNotFoundError(2, "No such file", str(place))
-    return int(size)
-
-
 def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
     """Describe the first file below a folder that is missing or has the wrong size; None if all are right."""
     there = sizes(folder)
@@ -61,8 +50,7 @@ def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
 def _listed(folder: AnyPath, recursive: bool = False) -> list[Any]:
     from pyarrow import fs
 
-    files, inner = arrow_location(folder)
-    with store_errors(folder):
+    with located(folder) as (files, inner):
         return list(files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive)))
 
 
@@ -115,26 +103,8 @@ def remove_tree(folder: AnyPath) -> None:
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    with suppress(FileNotFoundError), store_errors(folder):
-        folder.files.delete_dir(folder.key)
-
-
-def read_receipt(stage: AnyPath) -> dict[str, Any]:
-    """Return the receipt of a stage's folder; empty if it is missing or damaged."""
-    if isinstance(stage, Path):
-        return stage_facts(stage)
-    try:
-        return dict(json.loads((stage / STAGE_FILE).read_bytes()))
-    except FileNotFoundError:
-        return {}
-
-
-def is_complete(stage: AnyPath, inputs: str) -> bool:
-    """Return True if a stage's folder is complete and was made from these inputs.
-
-    In a store the receipt is written last, so only it is read.
-    """
-    return stage_is_current(stage, inputs) if isinstance(stage, Path) else read_receipt(stage).get("inputs") == inputs
+    with suppress(FileNotFoundError), located(folder) as (files, key):
+        files.delete_dir(key)
 
 
 def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
@@ -142,7 +112,7 @@ def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
 
     A local stage without a receipt lists all files.
     """
-    receipt = read_receipt(stage)
+    receipt = stage_facts(stage)
     if not receipt and isinstance(stage, StorePath):
         raise BessemerError(f"{stage}: incomplete, {STAGE_FILE} is missing; build the stage again")
     names = receipt.get("outputs")
@@ -162,7 +132,7 @@ def is_published(stage: Path) -> bool:
     """
     folder = published_folder(stage)
     try:
-        return folder == stage or is_complete(folder, read_receipt(folder).get("inputs", ""))
+        return folder == stage or stage_is_current(folder, stage_facts(folder).get("inputs", ""))
     except BessemerError as error:
         warn(f"{error}; continuing as if {folder} were complete")
         return True
@@ -247,4 +217,5 @@ class StoredNumbers:
 
     @cached_property
     def _file(self) -> Any:
-        return self.place.files.open_input_file(self.place.key)
+        files, key = arrow_location(self.place)
+        return files.open_input_file(key)

@@ -29,8 +29,8 @@ from bessemer.corpus.global_steps import CUT, AnyPart, CorpusDocuments, GlobalSt
 from bessemer.corpus.readers.base import File, format_of
 from bessemer.corpus.verdicts import Spans, make_verdicts, without
 from bessemer.recipe import Corpus, Dedup
+from bessemer.run.files import stage_facts
 from bessemer.run_tasks.task import check_stop
-from bessemer.storage.path import read_receipt
 from bessemer.text.normalise import text_digest
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
@@ -94,7 +94,7 @@ class JudgeLines(VerdictTask, task.DedupTask):
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         repeated = np.sort(self.gather(RepeatedLines.__name__, range(self.plan.num_parts), REPEATED, np.uint32))
         if not len(repeated):
-            for num_rows in read_receipt(self.result(LineKeys.__name__, self.number))["tables"]:
+            for num_rows in stage_facts(self.result(LineKeys.__name__, self.number))["tables"]:
                 yield num_rows, make_verdicts([])
             return
         first = 0

@@ -35,7 +35,7 @@ from bessemer.corpus.dedup.signatures import first_neighbours
 from bessemer.corpus.dedup.task import EXACT, NEAR, DedupPlan, SignedStep, earlier_parts, identity_of, write_split
 from bessemer.corpus.global_steps import CorpusDocuments, Receipts, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
-from bessemer.storage.path import read_receipt
+from bessemer.run.files import stage_facts
 
 EDGES = CompareSets.__name__  # task class that writes the edges
 HISTOGRAM_BINS = 40  # of the Jaccard similarity, 0.025 wide, so that the usual thresholds are bin edges
@@ -156,7 +156,7 @@ class JudgeDuplicates(VerdictTask, task.DedupTask):
             details.append(detail + (f" ({made} Jaccard {similarity:.2f})" if kind == NEAR else ""))
         reasons = np.where(found["kind"] == NEAR, "near_duplicate", "exact_duplicate")
         every = make_verdicts(rows, reason=reasons, detail=details, score=found["similarity"])
-        for num_rows in read_receipt(self.result("DocumentKeys", self.number))["tables"]:
+        for num_rows in stage_facts(self.result("DocumentKeys", self.number))["tables"]:
             is_here = (rows >= first) & (rows < first + num_rows)
             yield num_rows, every.set_column(0, "row", pa.array(rows - first)).filter(is_here)
             first += num_rows

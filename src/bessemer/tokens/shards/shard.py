@@ -28,8 +28,8 @@ from bessemer.common.errors import DamagedFile
 from bessemer.common.hashing import fingerprint
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
-from bessemer.storage.filesystem import AnyPath, StorePath
-from bessemer.storage.path import StoredNumbers, file_size, in_parallel, map_array
+from bessemer.storage.filesystem import AnyPath, StorePath, version
+from bessemer.storage.path import StoredNumbers, in_parallel, map_array
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -70,7 +70,7 @@ class Shard:
 
     @cached_property
     def num_tokens(self) -> int:
-        return self.length if self.length is not None else file_size(self.path) // self.dtype.itemsize
+        return self.length if self.length is not None else version(self.path)[0] // self.dtype.itemsize
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:

@@ -20,11 +20,11 @@ from bessemer.corpus.filters.quality.classify import EXCERPT_CHARACTERS, FILE, F
 from bessemer.corpus.filters.quality.sample import keys
 from bessemer.corpus.global_steps import CorpusDocuments, DocumentVerdict, GlobalStep
 from bessemer.recipe import Quality
-from bessemer.run.files import write_json
+from bessemer.run.files import stage_facts, write_json
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.task import build_once
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_folder, read_receipt
+from bessemer.storage.path import copy_folder
 
 EXAMPLES = 3  # documents shown per score bin, drawn by the hash of their identity
 UNITS = 1_000_000  # scores are summed in these integer units, so that the sum does not depend on the order
@@ -95,7 +95,7 @@ class QualityStep(GlobalStep, Quality):
         histograms = {name: np.bincount(bin_of(values), minlength=HISTOGRAM_BINS) for name, values in scores.items()}
         examples = [row for table in shown for row in table.drop_columns("draw").to_pylist()]
         content = {
-            **read_receipt(self.classifier),
+            **stage_facts(self.classifier),
             "scores": {name: counts.tolist() for name, counts in histograms.items()},
             "use": use,
             "examples": sorted(examples, key=lambda row: (row["score"], row["identity"])),
