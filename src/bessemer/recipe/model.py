@@ -11,8 +11,8 @@ from bessemer.recipe.section import Section
 from bessemer.recipe.uses import require_known
 
 FamilyName = Literal[
-    "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "nanochat", "gpt2", "bert",
-    "roberta", "modernbert",
+    "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
+    "bert", "roberta", "modernbert",
 ]  # fmt: skip
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ENCODERS = ("bert", "roberta", "modernbert")  # bidirectional attention; objective masked

@@ -38,14 +38,8 @@ FREE_OPTIONS = {
 }  # fmt: skip
 LEFT_OVER = "remove it if it has no effect"
 MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
-REQUIRED = (
-    "vocabulary",
-    "layers",
-    "width",
-    "heads",
-    "mlp_width",
-    "max_positions",
-)  # required unless `ModelFamily.defaults` has them
+# Required unless `ModelFamily.defaults` has them.
+REQUIRED = ("vocabulary", "layers", "width", "heads", "mlp_width", "max_positions")
 
 
 def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:

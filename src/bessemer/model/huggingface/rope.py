@@ -108,7 +108,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
     """Return the rule for rotary positions with a separate base for layers with a window.
 
     Args:
-        keys: The keys of older versions for layers without a window and for those with one.
+        keys: The keys of older versions for layers without a window and for those with one, which may be the same.
         bases: The defaults of transformers, in the same order.
         has_rope_scaling: True if older versions state the scaling of layers without a window under rope_scaling.
     """
@@ -134,10 +134,11 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         same = config.window_rope_theta is None
         thetas = (config.rope_theta, config.rope_theta if same else config.window_rope_theta)
         scalings = (config.rope_scaling, config.rope_scaling if same else config.window_rope_scaling)
-        written: Values = dict(zip(keys, thetas, strict=True))
-        if has_rope_scaling and config.window_rope_scaling is None:  # every version of transformers reads this form
+        written: Values = dict(zip(reversed(keys), reversed(thetas), strict=True))
+        is_read_by_all = keys[0] != keys[1] or thetas == bases  # transformers 5 reads a shared key for full attention only
+        if has_rope_scaling and scalings[1] is None and is_read_by_all:
             return written | ({} if scalings[0] is None else {"rope_scaling": write_scaling(scalings[0])})
-        if scalings != (None, None):
+        if scalings != (None, None) or not is_read_by_all:
             written["rope_parameters"] = {
                 kind: {"rope_theta": theta, **(write_scaling(scaling) or {"rope_type": "default"})}
                 for kind, theta, scaling in zip((GLOBAL, WINDOWED), thetas, scalings, strict=True)
@@ -149,6 +150,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
 
 
 GEMMA3_ROPE = rope_by_layer_type(("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0), has_rope_scaling=True)
+OLMO3_ROPE = rope_by_layer_type(("rope_theta", "rope_theta"), (500_000.0, 500_000.0), has_rope_scaling=True)
 MODERNBERT_ROPE = rope_by_layer_type(("global_rope_theta", "local_rope_theta"), (160_000.0, 10_000.0))
 
 _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
