@@ -135,7 +135,8 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         thetas = (config.rope_theta, config.rope_theta if same else config.window_rope_theta)
         scalings = (config.rope_scaling, config.rope_scaling if same else config.window_rope_scaling)
         written: Values = dict(zip(reversed(keys), reversed(thetas), strict=True))
-        is_read_by_all = keys[0] != keys[1] or thetas == bases  # transformers 5 reads a shared key for full attention only
+        # transformers 5 reads a key that both kinds of layers share for those without a window only.
+        is_read_by_all = keys[0] != keys[1] or thetas == bases
         if has_rope_scaling and scalings[1] is None and is_read_by_all:
             return written | ({} if scalings[0] is None else {"rope_scaling": write_scaling(scalings[0])})
         if scalings != (None, None) or not is_read_by_all:
