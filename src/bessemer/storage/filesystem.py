@@ -139,8 +139,8 @@ def version(place: str | AnyPath, source: Source | None = None) -> tuple[int, in
         return info.size or 0, info.mtime_ns or 0
 
 
-def open_file(path: str, source: Source | None = None, buffer_bytes: int = READ_BYTES) -> BinaryIO:
-    """Open a file as a seekable stream of bytes; `buffer_bytes` are read from a store at a time.
+def open_file(path: str, source: Source | None = None, buffer_bytes: int = 0) -> BinaryIO:
+    """Open a file as a seekable stream of bytes; `buffer_bytes` (0: READ_BYTES) are read from a store at a time.
 
     Raises FileNotFoundError for a missing file and OSError for local failures. A store that fails after its retries raises
     BessemerError, because the failure says nothing about the documents.
@@ -148,7 +148,9 @@ def open_file(path: str, source: Source | None = None, buffer_bytes: int = READ_
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
     with located(path, source) as (files, inner):
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes))
+        return cast(
+            BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes or READ_BYTES)
+        )
 
 
 def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
