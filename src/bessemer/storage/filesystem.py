@@ -148,9 +148,8 @@ def open_file(path: str, source: Source | None = None, buffer_bytes: int = 0) ->
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
     with located(path, source) as (files, inner):
-        return cast(
-            BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes or READ_BYTES)
-        )
+        remote = _RemoteFile(path, files.open_input_file(inner))
+        return cast(BinaryIO, io.BufferedReader(remote, buffer_bytes or READ_BYTES))
 
 
 def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
