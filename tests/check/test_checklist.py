@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.check import masks, recipe_rows, trial, trial_rows
+from bessemer.check import coordinates, masks, recipe_rows, trial, trial_rows
 from bessemer.check.rows import CheckRow, collect_rows, is_go, table
 from bessemer.check.trial import TrialResult
 from bessemer.cli import run_command
@@ -20,6 +20,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.optimizer import rules
 from bessemer.train.run_spec import Fresh, RunSpec
 from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
@@ -50,7 +51,8 @@ def test_a_sound_recipe_passes_and_its_run_directory_is_untouched(
             "token budget", "sizes multiply to the world", "validation and throughput apart",
             "holds all that a resume needs")  # fmt: skip
     assert {name: rows[name]["status"] for name in held} == dict.fromkeys(held, "ok")
-    assert rows.keys() - set(held) == {"plan against a micro-run"}
+    assert {rows[f"holds at every {axis}"]["status"] for axis in ("width", "depth")} <= {"ok", "warn"}
+    assert len(rows) == len(held) + 3, "and the plan against a micro-run"
     assert sorted((path, path.stat().st_mtime_ns) for path in runs.rglob("*")) == before
     assert not list(runs.glob(".bessemer-check-*"))
 
@@ -97,6 +99,27 @@ def test_a_model_without_gradients_fails_to_overfit(small: tuple[Recipe, TokenSt
     frozen = trainer_of(recipe, store)
     frozen.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
     assert trial_rows.overfits(frozen, batch).status == "FAIL"
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_only_a_rate_that_is_scaled_by_its_rule_holds_at_every_width(
+    kind: str, small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinates, "LEAST_WIDTH", 32)
+    monkeypatch.setattr(coordinates, "DEPTHS", (1, 2))
+    recipe, store = small
+
+    def row_of(base_width: int | None) -> CheckRow:
+        tried = recipe.changed(train={"optimizer": {"kind": kind, "base_width": base_width}})
+        by_width, _ = coordinates.coordinate_rows(tried, store, devices.choose(tried.train))
+        return by_width
+
+    assert row_of(32).status == "ok"
+    row = row_of(None)
+    assert row.status == "warn"
+    assert "train.optimizer.base_width" in row.evidence
+    monkeypatch.setattr(rules, "_width_rate", lambda kind, rule, config, width: width / config.base_width)
+    assert row_of(32).status == "FAIL"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bessemer.check import masks, recipe_rows, sample, trial, trial_rows
+from bessemer.check import coordinates, masks, recipe_rows, sample, trial, trial_rows
 from bessemer.check.rows import CheckRow, collect_rows
 from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
@@ -87,9 +87,10 @@ def run_checklist(requested: Recipe, run: RunDirectory, plan: Plan, build: sampl
         build: Builds the tokens of a recipe in a run directory.
     """
     rows: list[CheckRow] = []
-    with scratch(run) as folder, progress("check", 3, "parts") as advance:
+    with scratch(run) as folder, progress("check", 4, "parts") as advance:
         subject = Subject(requested, run, *plan(), build, folder)
-        for name, part in {"plan": _recipe_rows, "small training": _training_rows, "masks": _model_rows}.items():
+        parts = {"plan": _recipe_rows, "small training": _training_rows, "masks": _model_rows, "widths": _width_rows}
+        for name, part in parts.items():
             advance(0, note=name)
             rows += collect_rows(name, name, partial(part, subject))
             advance(1)
@@ -125,3 +126,7 @@ def _model_rows(subject: Subject) -> Iterator[CheckRow]:
     reader = trainer.task.loader(recipe, store)
     yield from masks.mask_rows(recipe, trainer, reader, store)
     yield trial_rows.overfits(trainer, reader.batch(0, 1))
+
+
+def _width_rows(subject: Subject) -> Iterator[CheckRow]:
+    return coordinates.coordinate_rows(subject.trial, subject.store, subject.device)

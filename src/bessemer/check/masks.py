@@ -81,7 +81,7 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
     length = batch.inputs.shape[1]
     ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # changing a border would change the masks
     places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
-    whole, leak, seen = _hidden(trainer, batch.inputs, batch.starts), 0.0, 0.0
+    whole, leak, seen = hidden_states(trainer, batch.inputs, batch.starts), 0.0, 0.0
     for place in places:
         moved = _moved(trainer, whole, batch, place)
         leak = max(leak, float(moved[:place].max()))
@@ -99,7 +99,7 @@ def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_te
         return CheckRow(TOPIC, name, "not here", said)
     one = batch.row(row)
     changed = begin - 2  # leaves one token before the border that does attend to the changed one
-    moved = _moved(trainer, _hidden(trainer, one.inputs, one.starts), one, changed)
+    moved = _moved(trainer, hidden_states(trainer, one.inputs, one.starts), one, changed)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
     said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
     if not recipe.tokens.document_mask:
@@ -129,10 +129,11 @@ def _moved(trainer: Trainer, whole: Tensor, batch: Batch, place: int) -> Tensor:
     """Return the largest change of each hidden state of a sequence when the token at `place` changes."""
     other = batch.inputs.copy()
     other[0, place] = (other[0, place] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, place] + 1
-    return (_hidden(trainer, other, batch.starts) - whole).abs().amax(-1)[0]
+    return (hidden_states(trainer, other, batch.starts) - whole).abs().amax(-1)[0]
 
 
-def _hidden(trainer: Trainer, inputs: Ints, starts: Bools | None) -> Tensor:
+def hidden_states(trainer: Trainer, inputs: Ints, starts: Bools | None) -> Tensor:
+    """Return the hidden states of sequences after the final norm, in fp32, (B, T, D)."""
     place = trainer.device.torch_device
     starts_BT = None if starts is None else torch.from_numpy(starts).to(place)
     with trainer.autocast():

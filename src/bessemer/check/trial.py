@@ -85,10 +85,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
         small = replace(small, **{key: getattr(small, key) // 2 for key in sizes})
     model: dict[str, Any] = {}
     if small is not config:
-        model = {"depth": None, "from_": None, **{key: getattr(small, key) for key in ("layers", *sizes)}}
-        for key in ("global_layers", "unrotated_layers"):
-            if numbers := getattr(recipe.model, key):
-                model[key] = tuple(number for number in numbers if number < small.layers)
+        model = resized(recipe, **{key: getattr(small, key) for key in ("layers", *sizes)})
         said.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
     ramp = train.batch_ramp
     changes: dict[str, Any] = {
@@ -105,6 +102,15 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
         report=Report(tensorboard=False),
     )  # fmt: skip
     return small_recipe, said
+
+
+def resized(recipe: ResolvedRecipe, *, layers: int, **sizes: int) -> dict[str, Any]:
+    """Return the changes of [model] for a model of other sizes with initial weights."""
+    model: dict[str, Any] = {"depth": None, "from_": None, "layers": layers, **sizes}
+    for key in ("global_layers", "unrotated_layers"):
+        if numbers := getattr(recipe.model, key):
+            model[key] = tuple(number for number in numbers if number < layers)
+    return model
 
 
 def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
