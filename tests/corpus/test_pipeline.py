@@ -362,4 +362,4 @@ def test_labels_reach_the_documents(data: Path, build) -> None:
     assert {by_text[prose(100 + number)] for number in (0, 2, 4)} == {"k0"}
     assert {by_text[prose(100 + number)] for number in (1, 3)} == {"k1"}
     assert sorted(row["label"] for row in documents if row["source"] != "j") == ["prose"] * 4
-    assert [row["detail"] for row in rejected] == ["field 'kind': no label (missing)"]
+    assert [row["detail"] for row in rejected] == ["line 6: field 'kind': no label (missing)"]

@@ -165,5 +165,6 @@ def test_labels_of_records(data: Path) -> None:
     assert [record.label for record in found] == ["good", "3", "True", "", "", "", ""]
     assert [record.reason for record in found] == [None] * 3 + ["no_label"] * 4
     assert [record.detail for record in found[3:]] == [
-        f"field 'kind': no label ({why})" for why in ("missing", "list", "empty", "too long")
+        f"line {line}: field 'kind': no label ({why})"
+        for line, why in enumerate(("missing", "list", "empty", "too long"), 4)
     ]

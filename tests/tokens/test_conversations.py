@@ -45,8 +45,8 @@ def test_the_end_of_an_assistant_turn_is_trained_on(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ("text", "str"),
-        ([], "empty"),
+        ("text", "text"),
+        ([], "list of messages"),
         ([1], "message 1"),
         ([{"role": "wizard", "content": "x"}], "wizard"),
         ([{"content": "x"}], "message 1"),

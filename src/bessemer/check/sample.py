@@ -26,9 +26,7 @@ def sample_tokens(
     if _has_tokens(resolved, run):
         return run
     if not requested.corpus.sources:
-        raise InputError(
-            f"{run.path}: it has no tokens of this recipe; write them with `bessemer tokens`, then check again"
-        )
+        raise InputError(f"{run.path}: it has no tokens of this recipe; write them with `bessemer tokens`")
     size = max(SAMPLE_BYTES, BYTES_PER_ID * (resolved.tokenizer.vocabulary or 0)) // len(requested.corpus.sources)
     sources = tuple(
         one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in requested.corpus.sources

@@ -59,9 +59,7 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
         if not math.isfinite(losses[-1]) or losses[-1] < OVERFIT_SHARE * losses[0]:
             break
         trainer.update(number, gradients.grad_norm)
-    said = (
-        f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at a rate of {rate:g}"
-    )
+    said = f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at rate {rate:g}"
     return judge(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
 
 

@@ -31,6 +31,4 @@ def find_step(run: RunDirectory, wanted: int | str, option: str) -> int:
     if str(wanted).isdecimal() and int(wanted) in steps:
         return int(wanted)
     what = "validated checkpoint" if wanted == "best" else "checkpoint of this step"
-    raise InputError(
-        f"{option} {wanted}: {run.path} has no {what}; available steps: {', '.join(map(str, steps)) or 'none'}"
-    )
+    raise InputError(f"{option} {wanted}: {run.path} has no {what}; it has: {', '.join(map(str, steps)) or 'none'}")

@@ -106,15 +106,17 @@ def print_results(run: RunDirectory, *more: str) -> None:
     say(f"\n[bold]{escape(fill(summary.headline(found), WIDTH))}[/]")
     if not summary.learned_nothing(found):  # the headline has that
         print_verdict(run)
-    rows = [("report", str(run.report)), *([("model", str(run.export))] if run.export.exists() else [])]
-    rows += [("measured", text)] if (text := planned.in_short(planned.compare(found))) else []
+    rows = [("curve", summary.curve_finding(found)), ("report", str(run.report))]
+    rows += [("model", str(run.export))] * run.export.exists()
+    rows += [("measured", planned.in_short(planned.compare(found)))]
     next_commands = list(more)
     for sample in (found.evaluation or {}).get("samples", ())[-1:]:
         rows.insert(0, ("sample", shorten(sample["prompt"] + sample["text"], WIDTH - 12, placeholder=" ...")))
         prompt = shlex.quote(sample["prompt"].partition("\n")[0])
-        next_commands.insert(0, f"bessemer generate {run.path} {prompt}")
+        talk = f"chat {run.path}" if any(found.has_conversations) else f"generate {run.path} {prompt}"
+        next_commands.insert(0, f"bessemer {talk}")
     rows += [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
-    say("\n" + "\n".join(f"  {name:10}{escape(text)}" for name, text in rows))
+    say("\n" + "\n".join(f"  {name:10}{escape(text)}" for name, text in rows if text))
 
 
 def _print_demo(run: RunDirectory) -> None:

@@ -76,9 +76,7 @@ def open_run(args: argparse.Namespace) -> Session:
         session = open_recipe(args)
         if not session.run.path.is_dir():
             args.recipe = args.run
-            raise InputError(
-                f"{session.run.path}: no such run yet; make it with `bessemer run {recipe_as_given(args)}`"
-            )
+            raise InputError(f"{session.run.path}: no such run; make it with `bessemer run {recipe_as_given(args)}`")
         return session
     run = RunDirectory(folder)
     if not run.recipe.exists():

@@ -39,7 +39,7 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
         ValueError: The conversation is invalid; the message tells why.
     """
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of messages, got {'an empty list' if value == [] else type(value).__name__}")
+        raise ValueError(f"expected a list of messages, got {str(value)[:60]!r}")
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
     if not any(_says(one) and is_trained(one) for one in messages if one["role"] == "assistant"):
         raise ValueError("no message of the assistant has text to train on")

@@ -70,9 +70,7 @@ class Chat:
             prompt = self._prompt()
         if len(prompt) >= room:
             self.messages.pop()
-            raise InputError(
-                f"the message has {len(prompt)} tokens, but the model reads only {room}; write a shorter one"
-            )
+            raise InputError(f"the message has {len(prompt)} tokens, but the model reads {room}; write a shorter one")
         new = generate(
             self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling, ends=self.ends
         )

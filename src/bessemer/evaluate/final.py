@@ -25,6 +25,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.choice import model_input
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, scored_model, validate
@@ -161,7 +162,8 @@ def samples(
     options, continued = recipe.evaluate, []
     for number, prompt in enumerate(options.prompts):
         sampling = Sampling(options.temperature, options.top_k, options.top_p, recipe.run.seed + number)
-        text = complete(model, tokenizer, prompt, options.sample_tokens, sampling, store.framing, store.ends)
+        whole, framing = model_input(recipe, store, prompt)
+        text = complete(model, tokenizer, whole, options.sample_tokens, sampling, framing, store.ends)
         continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
     return continued
 

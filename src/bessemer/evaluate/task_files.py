@@ -61,9 +61,7 @@ def _load(reference: str) -> list[EvaluationTask]:
         from lm_eval.tasks import TaskManager
         from lm_eval.tasks._yaml_loader import load_yaml
     except ImportError as error:
-        raise InputError(
-            f"evaluate.tasks: tasks need {error.name}; install it with: pip install 'bessemer[tasks]'"
-        ) from None
+        raise InputError(f"evaluate.tasks needs {error.name}; install it with: pip install 'bessemer[tasks]'") from None
     files: list[str] = []
     disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # hides a warning for each default that a task uses

@@ -67,9 +67,7 @@ def ladder(
     if ratio is not None and (design != "ratio" or not ratio > 0):
         raise InputError(f"--ratio {ratio:g}: it needs --design ratio and a number of tokens per parameter above 0")
     if seeds < 1:
-        raise InputError(
-            f"--seeds {seeds}: not a number of runs; give 1, or more to measure how much chance changes a loss"
-        )
+        raise InputError(f"--seeds {seeds}: not a number of runs; give 1, or more to measure the effect of chance")
     folder = folder or run.path / "ladder"
     with run.lock():
         if restart:

@@ -183,12 +183,17 @@ class RunData:
         return {"masked": "nats per hidden token", "classify": "nats per text"}.get(self.objective, "nats per token")
 
     @property
+    def has_conversations(self) -> list[bool]:
+        """True for each source of conversations, in recipe order."""
+        return [source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")]
+
+    @property
     def scored_text(self) -> str:
         """Description of the held-out text; of conversations only the assistant's answers are scored."""
-        is_chat = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
-        if is_chat == {True}:
-            return "the answers of held-out conversations"
-        return "held-out text, of conversations the answers" if True in is_chat else "held-out text"
+        if not any(self.has_conversations):
+            return "held-out text"
+        is_mixed = not all(self.has_conversations)
+        return "held-out text, of conversations the answers" if is_mixed else "the answers of held-out conversations"
 
     @property
     def source_names(self) -> list[str]:

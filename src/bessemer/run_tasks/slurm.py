@@ -103,9 +103,7 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
                 deaths[task.folder] += 1
                 if deaths[task.folder] == ATTEMPTS or ("FAILED" in reason and not begun):
                     raise worker_error(task, f"{reason}{array.end_of_log()}", remedy)
-            warn(
-                f"corpus.slurm: array {array.job} ended ({reason}); resubmitting {counted(len(left), 'unfinished task')}"
-            )
+            warn(f"corpus.slurm: array {array.job} ended ({reason}); resubmitting {counted(len(left), 'task')}")
         shutil.rmtree(array.folder, ignore_errors=True)
 
 
@@ -158,7 +156,7 @@ class JobArray:
                 heard = asked if jobs is not None else heard
                 if asked - heard > SILENT_SECONDS:
                     raise BessemerError(
-                        f"{self.stage}: squeue has not answered for {duration(SILENT_SECONDS)}; check Slurm"
+                        f"{self.stage}: no answer of squeue for {duration(SILENT_SECONDS)}; check Slurm"
                     )
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]

@@ -204,9 +204,7 @@ class LabelledTexts:
         self.labels = np.concatenate([none, *(shard.labels for shard in split.shards)])
         if (self.labels == NO_LABEL).any():
             identity, _ = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
-            raise BessemerError(
-                f"{split.shards[0].path.parent}: document {identity} has no label; write the tokens again"
-            )
+            raise BessemerError(f"{split.shards[0].path.parent}: document {identity} has no label; build tokens again")
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -324,9 +322,7 @@ def open_loader(
     for name in store.sources:
         source = open_samples(recipe, store, name, "train")
         if not len(source) and not isinstance(source, LabelledTexts):
-            raise InputError(
-                f"tokens.sequence_length: source {name!r} is shorter than one sequence; add text or shorten it"
-            )
+            raise InputError(f"tokens.sequence_length: {name!r} is shorter than one sequence; add text or shorten it")
         sources.append(source)
     sizes = SourceSizes(store.sources, tuple(map(len, sources)), tuple(source.num_tokens for source in sources))
     return Loader(sources, mixture_of(recipe, sizes), rank, world, transforms)

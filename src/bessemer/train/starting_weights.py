@@ -72,9 +72,7 @@ def require_same_model(folder: Path, start: ModelConfig, config: ModelConfig) ->
     differ = [key for key, value in ours.items() if key not in FREE_OPTIONS and theirs[key] != value]
     if differ:
         changes = "; ".join(f"{key} is {ours[key]} instead of {theirs[key]}" for key in differ[:4])
-        raise InputError(
-            f"train.start: {folder}: its model differs ({changes}); leave [model] out, which takes that run's"
-        )
+        raise InputError(f"train.start: {folder}: its model differs ({changes}); leave [model] out to take that run's")
 
 
 @torch.no_grad()

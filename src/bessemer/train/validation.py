@@ -14,6 +14,7 @@ from bessemer.model.generation import Sampling, complete
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.choice import model_input
 from bessemer.train.engine import MicroBatch
 from bessemer.train.setup import ScoredModel, Training
 from bessemer.train.state import TrainState
@@ -134,7 +135,8 @@ def log_writing(training: Training, state: TrainState, advance: Callable[..., No
             training.log.write("tasks", state.step, **training.score_tasks(subject, advance))
         for prompt in prompts:
             length = min(options.sample_tokens, SHORT_TOKENS)
-            text = complete(subject.model, subject.tokenizer, prompt, length, Sampling(), subject.framing, subject.ends)
+            whole, framing = model_input(training.recipe, training.store, prompt)
+            text = complete(subject.model, subject.tokenizer, whole, length, Sampling(), framing, subject.ends)
             training.log.write("sample", state.step, prompt=prompt, text=text)
 
 

@@ -130,9 +130,7 @@ def _precision(train: ResolvedTrain) -> str:
     if train.precision == "auto":
         say(f"  train.precision = {name}: this CPU has {'' if name == 'bf16' else 'no '}units for bf16")
     elif device.precision.autocast is not None and not has_units(name):
-        warn(
-            f"train.precision = {name}: this CPU has no units for it, so it is slower than fp32; leave it out to take fp32"
-        )
+        warn(f"train.precision = {name}: this CPU has no units for it, so fp32 is faster; leave it out to take fp32")
     return name
 
 

@@ -280,9 +280,7 @@ def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.nd
                 file.seek(first)
                 found.append(read_array(file, kind, (end - first) // kind.itemsize))
                 if found[-1].nbytes < end - first:
-                    raise OSError(
-                        f"{path}: the file ends before byte {end}; remove its folder and run the command again"
-                    )
+                    raise OSError(f"{path}: the file ends before byte {end}; remove its folder and run again")
     return found
 
 

@@ -40,9 +40,9 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
-            if isinstance(text, str) and source.pair_keys is None:  # the conversation is a string of JSON
-                text = json.loads(text)
-            if source.pair_keys is not None:
+            if source.pair_keys is None and isinstance(text, str) and text.lstrip()[:1] == "[":
+                text = json.loads(text)  # the conversation is a string of JSON
+            elif source.pair_keys is not None:
                 asked = (field_in(value, of) for of in source.pair_keys[:-1])
                 text = pair([None if there is None else there[inner] for there, inner in asked], text)
             rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
@@ -52,9 +52,7 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
             return Document(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
-        return Document(
-            key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not a string"[:300]
-        )
+        return Document(key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not text"[:300])
     record = Document(key, size, text, metadata={**place, **_small(value, place)})
     if source.label_key:
         labelled, name = field_in(value, source.label_key)
@@ -97,7 +95,7 @@ def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]
 
 def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
     """Return the message for a missing text field or column (`kind`), with the existing ones and advice."""
-    fix = '; set text_key to the one of the text (of conversations with format = "chat"), or exclude the file'
+    fix = '; set text_key (for conversations with format = "chat"; or pair_keys), or exclude the file'
     return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bessemer.recipe import Recipe
 from bessemer.storage import hub
+from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer, chat, files
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
@@ -133,6 +134,15 @@ def template_source(recipe: Recipe) -> str:
     path = recipe.tokenizer.path if named is None else None
     own = None if path is None else chat.chat_template(files.folder_of(path))
     return chat.CHATML if own is None else own
+
+
+def model_input(recipe: Recipe, store: TokenStore, prompt: str) -> tuple[str, Framing]:
+    """Return a prompt as the model reads it: in a run of conversations, a user message in the chat template."""
+    if not recipe.chat_parts:
+        return prompt, store.framing
+    names = chat.template_names(store.folder, recipe.tokenizer.end_of_text)
+    template, messages = chat.chat_template(store.folder) or chat.CHATML, [{"role": "user", "content": prompt}]
+    return chat.render(template, names, messages, add_generation_prompt=True)[0], Framing()
 
 
 def load_template(recipe: Recipe) -> chat.TemplateSource | None:

@@ -174,21 +174,23 @@ def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Itera
 
     Lines are decoded separately, so that a bad byte affects only one. Raises OSError if the file cannot be read.
     """
-    position = start
+    position, number = start, 0
     if position:  # a line that begins before the range belongs to the previous range
         file.seek(position - 1)
         position += _skip_line(file) - 1
     while end is None or position < end:
-        key = str(position)
         line = file.readline(MAX_RECORD_BYTES + 1)
         if not line:
             return
-        size = len(line)
+        size, number = len(line), number + 1
         if size > MAX_RECORD_BYTES and not line.endswith(b"\n"):
             size += _skip_line(file)
-            yield Document(key, size, reason="bad_record", detail=f"a line of {size} bytes")
+            yield Document(str(position), size, reason="bad_record", detail=f"a line of {size} bytes")
         elif line.strip():
-            yield _json_line(line, key, source)
+            document = _json_line(line, str(position), source)
+            if document.reason and not start:  # the number of a line is known only in the first range
+                document.detail = f"line {number}: {document.detail}"
+            yield document
         position += size
 
 
@@ -211,7 +213,7 @@ def _json_line(line: bytes, key: str, source: Source) -> Document:
     try:
         value = json.loads(shown.rstrip().removesuffix(","))  # arrays may have one element and a comma per line
     except (ValueError, RecursionError) as error:  # JSON with thousands of levels raises RecursionError
-        return Document(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
+        return Document(key, len(line), shown[:4000], "bad_record", f"not JSON: {getattr(error, 'msg', error)}"[:300])
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
 
 

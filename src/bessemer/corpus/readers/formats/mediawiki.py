@@ -91,9 +91,7 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
                 yield Document(key, size, reason=reason, detail=f"{place}: {error.msg}"[:300])
             size, line = 0, line + raw.count(b"\n")
     if num_bytes and not number:
-        yield Document(
-            "0!", 0, reason="wrong_format", detail="no <page> of a MediaWiki dump in UTF-8; exclude the file"
-        )
+        yield Document("0!", 0, reason="wrong_format", detail="no <page> of a MediaWiki dump in UTF-8; exclude it")
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
