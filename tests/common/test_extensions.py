@@ -92,7 +92,7 @@ def test_settings_are_validated_like_keys(tmp_path: Path) -> None:
     assert problem(path).startswith(f"{path}:11: corpus.filters.LongWords.max_lenght: unknown key; did you mean")
     path = write(tmp_path, recipe=RECIPE.replace("= 5", '= "5"'))
     assert problem(path).startswith(f"{path}:11: corpus.filters.LongWords.max_length: should be a whole number")
-    assert "--set corpus.filters.max_length=x: " in problem(write(tmp_path), "corpus.filters.max_length=x")
+    assert "--set corpus.filters.max_length=x)" in problem(write(tmp_path), "corpus.filters.max_length=x")
 
 
 @pytest.mark.parametrize(

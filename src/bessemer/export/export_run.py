@@ -174,16 +174,16 @@ def verify_export(record: Path) -> None:
     verify_files(record.parent, facts["files"], "")
 
 
-def record_export(record: Path, inputs: str) -> None:
-    """Add to the record of an export its inputs, the size and SHA-256 of its files, and the record's own hash.
+def record_export(record: Path, **facts: str) -> None:
+    """Add to the record of an export its run and inputs, the size and SHA-256 of its files, and the record's own hash.
 
     Args:
         record: The export's bessemer.json.
-        inputs: Digest of the export's inputs.
+        facts: Name of the run, and digest of the inputs.
     """
     files = {name: facts for name, facts in fingerprints(record.parent).items() if name != record.name}
-    made = {**read_json(record), "inputs": inputs, "files": files}
-    write_json(record, {**made, "sha256": digest(made)})
+    content = {**read_json(record), **facts, "files": files}
+    write_json(record, {**content, "sha256": digest(content)})
 
 
 def _is_imported(run: RunDirectory) -> bool:

@@ -97,12 +97,12 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
     Raises InputError for a time limit so short that the job would be stopped at its start.
     """
-    limits = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
-    limit = ([match[1] for match in limits if match] or [TIME_LIMIT])[-1]
+    options = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
+    limit = [TIME_LIMIT, *(match[1] for match in options if match)][-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
         raise InputError(f"cluster.sbatch: --time={limit} is below cluster.save_seconds + 60 s = {needed} s; raise it")
     logs = sbatch_path(folder / "logs", "%x-%j.out")
-    return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
+    return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit="" if any(options) else limit)
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:

@@ -74,7 +74,9 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
     if near := nearest(key, known):
         return f"; did you mean {near}?"
-    return f"; there are {', '.join(known)}" if len(known) < FEW else "; `bessemer recipe --explain` lists the keys"
+    table = max((f" {name}" for name in known if key.startswith(f"{name}.")), key=len, default="")
+    explain = f"`bessemer recipe --explain{table}` lists the keys"
+    return "; " + (f"there are {', '.join(known)}" if len(known) < FEW else explain)
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
@@ -94,7 +96,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == table}
     if near := difflib.get_close_matches(last, siblings, 1, ALIKE):
         return siblings[near[0]]
-    others = [name for name in known if name.rpartition(".")[0] != table]
+    others = [name for name in known if table not in (name, name.rpartition(".")[0])]
     return next(iter(difflib.get_close_matches(key, others, 1, ALIKE)), None)
 
 
@@ -154,9 +156,9 @@ def complaints(
         key = _key(location, values)
         line = line_of(text, location)
         place = f"{where}:{line}" if line else where
-        if related := [f"--set {override}" for override in overrides if _overlaps(override, key, _declared(location))]:
-            place = f"{place} with {' '.join(related)}"
-        yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known, settings_at(values, location))}"
+        what = _what(item, location, known, settings_at(values, location))
+        related = [f"--set {override}" for override in overrides if _overlaps(override, key, _declared(location))]
+        yield f"{place}: {key}{': ' if key else ''}{what}" + f" (with {' '.join(related)})" * bool(related)
 
 
 def _overlaps(override: str, *keys: str) -> bool:

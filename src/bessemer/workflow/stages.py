@@ -302,17 +302,20 @@ def export(
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
     record = folder / "bessemer.json"
-    current = (read_json_or_none(record) or {}).get("inputs") == inputs
-    current = current and reuse.is_undamaged(partial(verify_export, record), "writing the export again")
+    stored = read_json_or_none(record) or {}
+    current = stored.get("inputs") == inputs and reuse.is_undamaged(
+        partial(verify_export, record), "writing the export again"
+    )
 
     def work() -> str:
-        if folder.exists() and any(folder.iterdir()) and not record.exists() and folder != run.export:
-            raise InputError(f"{folder}: it holds other files; choose a folder that is empty or does not exist")
+        if folder != run.export and folder.exists() and any(folder.iterdir()) and stored.get("run") != recipe.run.name:
+            what = f"the export of {stored['run']}" if "run" in stored else "other files"
+            raise InputError(f"{folder}: it holds {what}; choose a folder that is empty or does not exist")
         if to == "gguf":
             line = export_gguf(recipe, run, folder, weights, dtype)
         else:
             line = export_trained(recipe, run, folder, weights)
-        record_export(record, inputs)
+        record_export(record, run=recipe.run.name, inputs=inputs)
         return line
 
     session.stage("export", work, current)
