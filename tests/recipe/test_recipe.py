@@ -100,7 +100,7 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
 def test_an_error_of_an_override_names_the_override(overrides: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         recipes.parse(WIDE + SOURCES, "my.toml", overrides)
-    assert f"--set {overrides[-1]})" in str(caught.value)
+    assert f"--set {overrides[-1]}" in str(caught.value)
 
 
 def test_an_error_of_the_file_names_the_file_even_with_overrides() -> None:
