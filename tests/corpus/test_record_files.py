@@ -176,7 +176,9 @@ def test_bytes_invalid_in_the_named_encoding_reject_the_record(data: Path, build
     (data / "a.jsonl").write_bytes(b'{"text": "a \x81 b"}\n' + json.dumps(RECORDS[0]).encode())
     documents, rejected, _ = build(recipe({"name": "s", "paths": [str(data)], "encoding": "cp1252"}))
     assert len(documents) == 1
-    assert [(row["reason"], row["detail"]) for row in rejected] == [("not_utf8", "line 1: not charmap: byte 0x81 at 12")]
+    assert [(row["reason"], row["detail"]) for row in rejected] == [
+        ("not_utf8", "line 1: not charmap: byte 0x81 at 12")
+    ]
 
 
 def test_an_unknown_encoding_is_an_error() -> None:
