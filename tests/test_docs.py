@@ -61,6 +61,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bessemer "$@"\n')
     program.chmod(0o755)
     (folder / "own.toml").write_text(recipe_text(folder).replace(f'dir = "{folder / "runs"}"', 'dir = "runs"'))
+    wider = (folder / "own.toml").read_text().replace("width = 32", "width = 64")
+    (folder / "wider.toml").write_text(wider)
     labelled = recipe_text(folder).replace(f'dir = "{folder / "runs"}"', 'dir = "runs"')
     for old, new in (
         ('name = "small"', 'name = "labels"'),

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "evaluate", "export"})
+RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "compare", "evaluate", "export"})
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -202,6 +202,10 @@ COMMANDS = (
         option("--folder", "folder of the runs (default: ladder/ in the run directory)", metavar="DIR"),
         flag("--restart", "start again; earlier runs are set aside"),
     )),
+    Command("compare", "train two recipes with the same seeds, and decide which one is better", experiments.compare, (
+        option("recipes", "A, the baseline, and B", nargs=2, metavar="RECIPE"), OVERRIDES,
+        option("--seeds", "number of seeds; 1 to N replace run.seed (default 3)", type=int, default=3, metavar="N"),
+    )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
         option("name", "shipped recipe to print; without it: list them", nargs="?"),
         option("--explain", "explain a key; without KEY: list all keys", nargs="?", const="", metavar="KEY"),

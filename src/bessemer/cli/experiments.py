@@ -1,6 +1,6 @@
-"""Commands that train small models: `bessemer check` and `bessemer ladder`.
+"""Commands that train several models: `bessemer check`, `bessemer ladder` and `bessemer compare`.
 
-`check` runs the launch checklist of a recipe; `ladder` predicts the loss of a large run.
+`check` runs the launch checklist of a recipe, `ladder` predicts the loss of a large run, `compare` decides between two recipes.
 """
 
 from __future__ import annotations
@@ -58,4 +58,17 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(summary.table(result))
         say(summary.ending(result))
+    return result
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    from bessemer.ladder import paired
+    from bessemer.workflow.compare import compare as train_pairs
+
+    opened = (argparse.Namespace(**{**vars(args), "recipe": place}) for place in args.recipes)
+    recipes = [runs.open_recipe(one, fill_derived=False).recipe for one in opened]
+    result = train_pairs(recipes, args.recipes, args.seeds)
+    if not args.json:
+        print(paired.table(result))
+        say(f"\n  page     {result['page']}")
     return result

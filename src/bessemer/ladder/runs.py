@@ -39,7 +39,7 @@ PROBE_SECONDS = 1.0  # seconds of steps for each size that is timed
 LONGEST_STEP = 2.0  # seconds of a step beyond which no larger model is timed
 PROBE_FACTOR = 6.0  # ratio between the sizes that are timed
 RUN_SECONDS = {False: 3.0, True: 45.0}  # seconds of a run in addition to its steps, by CUDA, where it is compiled
-# Sections of the planned recipe that no rung depends on.
+# Sections of a recipe that do not change what a model learns from given tokens.
 UNRELATED = ("run", "corpus", "parallel", "checkpoint", "report", "export", "cluster", "evaluate")
 
 
@@ -68,9 +68,7 @@ class LadderInputs:
     def protocol(self, *more: Any) -> str:
         """Return a digest of what runs must share to be comparable: tokens, training settings, and `more`."""
         recipe = self.planned.recipe
-        plain = recipe.model_dump(mode="json", by_alias=True)
-        related = {key: value for key, value in plain.items() if key not in UNRELATED}
-        return digest(self.tokens_digest, related, recipe.evaluate.max_tokens, *more)
+        return digest(self.tokens_digest, settings(recipe), recipe.evaluate.max_tokens, *more)
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,11 @@ class Score:
     loss: float
     by_source: dict[str, float]
     seconds: float
+
+
+def settings(recipe: Recipe) -> Json:
+    """Return the sections of a recipe that change what a model learns from given tokens, as plain values."""
+    return recipe.model_dump(mode="json", by_alias=True, exclude={*UNRELATED})
 
 
 # --- Shared inputs ----------------------------------------------------------------------------------------------------
@@ -248,15 +251,21 @@ def train_all(rungs: list[tuple[Rung, Recipe]], inputs: LadderInputs) -> dict[st
 
 
 def _train(inputs: LadderInputs, recipe: Recipe, run: RunDirectory, steps: int) -> Score:
-    with run.lock():
-        _link(run.tokens, inputs.run.tokens)
-        inputs.train(recipe, run)
+    train_on(inputs.run.tokens, run, lambda: inputs.train(recipe, run))
     done = score(run, steps)
     if done is None:
         raise BessemerError(
             f"{run.metrics}: it has no validation of the last step, {steps:,}; remove {run.path} and run the ladder again"
         )
     return done
+
+
+def train_on(tokens: Path, run: RunDirectory, train: Callable[[], object]) -> None:
+    """Call `train` with the run directory locked and linked to these tokens, unless they are its own."""
+    with run.lock():
+        if tokens != run.tokens:
+            _link(run.tokens, tokens)
+        train()
 
 
 def _link(link: Path, tokens: Path) -> None:

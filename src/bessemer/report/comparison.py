@@ -31,13 +31,16 @@ Table = tuple[list[str], list[list[str]]]
 """Column titles in the form that templates/parts.html reads, and rows of cells."""
 
 
-def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
-    """Write the comparison page of several runs atomically. Raises InputError for a folder without files of a run."""
+def write(path: Path, runs: Sequence[RunDirectory], verdict: str = "") -> Path:
+    """Write the comparison page of several runs atomically, with a verdict at its top.
+
+    Without a verdict, the run with the best score is named. Raises InputError for a folder without files of a run.
+    """
     named = name_runs([read(run) for run in runs], [run.path for run in runs])
     values = page_values(named)
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
     title, line = " and ".join(named) if len(named) < 4 else counted(len(named), "run"), values.pop("headline")
-    return write_page(path, render_page("compare.html", title, "comparison", line, values, notes=notes))
+    return write_page(path, render_page("compare.html", title, "comparison", verdict or line, values, notes=notes))
 
 
 def page_values(runs: Runs, points: int = POINTS) -> Json:

@@ -1,8 +1,9 @@
 """Reuse of corpus and tokens: within a run if their inputs are unchanged, and between runs.
 
 Files that were copied, moved or touched count as unchanged if their content is. A stage that checkpoints were trained on is
-never rebuilt. Stages with equal inputs are built once for all runs under one `run.dir` and shared by hard links, so removing
-one run does not affect the others. Published stages are never modified in place.
+never rebuilt. Stages with equal inputs are built once for all runs under one `run.dir`. Runs one folder up, as in runs/ for
+runs/compare/, are reused too. Stages are shared by hard links, so removing one run does not affect the others. Published
+stages are never modified in place.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
 
 @contextmanager
 def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
-    """Reuse a stage that another run under the same folder has built from equal `inputs`.
+    """Reuse a stage that another run under the same folder, or one folder up, has built from equal `inputs`.
 
     Yields the other run's folder, or None if the block has to build the stage; runs that need the same stage wait for it.
     Only published, undamaged stages are reused. They are copied if hard links are impossible.
@@ -159,7 +160,8 @@ def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
 
 
 def _taken(folder: Path, inputs: str) -> Path | None:
-    for record in sorted(folder.parent.parent.glob(f"*/{folder.name}/{STAGE_FILE}")):
+    root, others = folder.parent.parent, f"*/{folder.name}/{STAGE_FILE}"
+    for record in [*sorted(root.glob(others)), *sorted(root.parent.glob(others))]:
         theirs = record.parent
         if theirs == folder or not stage_is_current(theirs, inputs):
             continue
