@@ -222,7 +222,9 @@ def loses(kind: str) -> tuple[object, str, object]:
         "a count": (
             Tally,
             "merge",
-            lambda self, other: merge(self, {name: counts for name, counts in other.items() if name != "input"}),
+            lambda self, other: merge(
+                self, {name: one for name, one in other.items() if name != "in" or "kept" in other}
+            ),
         ),
     }[kind]
 

@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import counted, size
-from bessemer.corpus.filters.chain import HIDDEN, Tally, filters_of
+from bessemer.corpus.filters.chain import filters_of
 from bessemer.corpus.global_steps import list_steps, run_global_steps
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.partition import Partition, buckets_of, write_context
 from bessemer.corpus.publish import PublishBucket
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.statistics import Funnel, described, meaning, percent, totals, where_and_why
+from bessemer.corpus.statistics import described, funnels_of, meaning, percent, totals, where_and_why
 from bessemer.recipe import Corpus, Quality
 from bessemer.run_tasks import run as worker
-from bessemer.run_tasks.task import from_plain
 
 # Bytes to read per document, at most. Sources with longer documents give fewer than requested.
 BYTES_EACH = 64 << 10
 LEAST_BYTES = 4 << 20  # minimum to read of a source
-MIN_SHARE = 0.3  # minimum number of documents of a source, relative to equal numbers for all
 EXCERPT_CHARACTERS = 160
 
 
@@ -41,21 +39,17 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     dedup = corpus.dedup.changed(against=(), keep="longest")
     changed = {"workers": 1, "engine": "local", "quality": Quality(), "dedup": dedup, "keep_rejected": "excerpt"}
     corpus = corpus.model_copy(update=changed)
-    tally = Tally()
-    funnels = {
-        source.name: Funnel(source.name, source.shown_format, len(listings[source.name].read))
-        for source in corpus.sources
-    }
+    funnels = funnels_of(corpus, listings)
     with tempfile.TemporaryDirectory() as scratch, worker.keep_workers(work := Path(scratch)):
         write_context(work, corpus, dict.fromkeys(funnels, 1))
         partitions = _partitions(corpus, listings, count, work)
         receipts = list(worker.run_tasks("sampling", "documents", partitions, 1, corpus))
         for done in receipts:
-            tally.merge(done["counts"])
-        buckets, _ = run_global_steps(corpus, work, buckets_of(work, receipts), "sample", tally.passed)
+            funnels[done["source"]].cleaned.merge(done["counts"])
+        passed = sum(funnel.cleaned.passed for funnel in funnels.values())
+        buckets, _ = run_global_steps(corpus, work, buckets_of(work, receipts), "sample", passed)
         for bucket in buckets:
-            published = PublishBucket(work, "sample", bucket.size, bucket).run()
-            funnels[bucket.source].add(from_plain(published["funnel"], Funnel))
+            funnels[bucket.source].add(PublishBucket(work, "sample", bucket.size, bucket).run())
     total = totals(funnels.values())
     return {
         "documents": total["documents_in"],
@@ -65,21 +59,15 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
             for name, funnel in funnels.items()
         ],
         "reasons": described([*filters_of(corpus), *list_steps(corpus)], total["rejected"]),
-        "counts": {name: counts for name, counts in tally.to_json().items() if name not in HIDDEN},
+        "counts": total["tables"],
     }
 
 
 def _partitions(corpus: Corpus, listings: dict[str, Listing], count: int, work: Path) -> list[Partition]:
-    """Return one partition per source, which reads equally many documents from parts all over its files.
-
-    Their numbers are proportional to the bytes of the sources, with a minimum.
-    """
-    sizes = {name: sum(file.size for file in listing.read) for name, listing in listings.items()}
-    total, least = max(sum(sizes.values()), 1), MIN_SHARE * count / len(sizes)
-    partitions = []
+    """Return one partition per source, each of which reads equally many documents from parts all over its files."""
+    partitions, wanted = [], max(count // len(listings), 1)
+    budget = max(wanted * BYTES_EACH, LEAST_BYTES)
     for number, source in enumerate(corpus.sources):
-        wanted = max(round(max(count * sizes[source.name] / total, least)), 1)
-        budget = max(wanted * BYTES_EACH, LEAST_BYTES)
         limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
         parts = plan(limited, listings[source.name].read)
         parts = parts[:: max(len(parts) // wanted, 1)]

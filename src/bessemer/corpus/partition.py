@@ -114,7 +114,7 @@ def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
     limit = min(max(num_bytes // PARTITIONS, smallest), largest)
     groups = [(source, group) for source, some in parts.items() for group in in_groups(some, limit, attrgetter("size"))]
     return [
-        Partition(work, "partition 5", sum(part.size for part in group), number, source, group)
+        Partition(work, "partition 6", sum(part.size for part in group), number, source, group)
         for number, (source, group) in enumerate(groups)
     ]
 

@@ -30,7 +30,6 @@ from bessemer.common.errors import FileChanged, InputError
 from bessemer.common.hashing import digest
 from bessemer.corpus import inputs
 from bessemer.corpus.document import printable
-from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
@@ -40,7 +39,7 @@ from bessemer.corpus.publish import PublishBucket, assemble
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.statistics import Funnel, advice_on, described, totals
+from bessemer.corpus.statistics import KEPT, Funnel, advice_on, commonest, described, funnels_of, totals
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
@@ -48,7 +47,7 @@ from bessemer.run.stage import mark_stage, staging
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, open_work, require_storage
-from bessemer.run_tasks.task import build_once, from_plain, require
+from bessemer.run_tasks.task import build_once, require
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
@@ -74,7 +73,6 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
         OSError: The disk is full or read-only.
     """
     corpus = recipe.corpus
-    check_engine(corpus.extract)
     worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe has no source of text; add a [[corpus.sources]] table")
@@ -109,16 +107,16 @@ def _build(
     files = inputs.contents_of(listings)
     content = inputs.digest_of_contents(recipe, files)
     partitions = run_in_thread(lambda: _plan(corpus, listings, work, made_of))
-    cleaned, tallies = digest("cleaned", made_of), {source.name: chain.Tally() for source in corpus.sources}
+    cleaned, funnels = digest("cleaned", made_of), funnels_of(corpus, listings)
     receipts = list(worker.run_tasks("cleaning text", "B", partitions, 1, corpus))
     for done in receipts:
-        tallies[done["source"]].merge(done["counts"])
+        funnels[done["source"]].cleaned.merge(done["counts"])
         cleaned = digest(cleaned, done["outputs"])
     buckets = buckets_of(work, receipts)
-    passed = sum(tally.passed for tally in tallies.values())
+    passed = sum(funnel.cleaned.passed for funnel in funnels.values())
     buckets, steps = run_global_steps(corpus, work, buckets, cleaned, passed)
-    tasks = [PublishBucket(work, digest("bucket 4", cleaned, bucket.size), bucket.size, bucket) for bucket in buckets]
-    funnels = _publish(corpus, partitions, tasks, tallies, steps)
+    tasks = [PublishBucket(work, digest("bucket 5", cleaned, bucket.size), bucket.size, bucket) for bucket in buckets]
+    _publish(corpus, tasks, funnels, steps)
     _count_not_read(funnels, listings)
     total = totals(funnels.values())
     meant = described([*filters_of(corpus), *list_steps(corpus)], total["rejected"])
@@ -135,7 +133,7 @@ def _build(
         if meant:
             statistics["reasons"] = meant
         if corpus.contamination.sets:
-            statistics["contamination"] = _contamination(corpus, tallies)
+            statistics["contamination"] = _contamination(corpus, [funnel.cleaned for funnel in funnels.values()])
         for name in steps:
             copy_folder(report_folder(work, name), staged)
         write_json(staged / "statistics.json", statistics)
@@ -162,37 +160,23 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: 
     return cut(PLANNED.validate_python(json.loads((work / "plan" / PARTS).read_bytes())), work)
 
 
-def _publish(
-    corpus: Corpus,
-    partitions: list[Partition],
-    tasks: list[PublishBucket],
-    tallies: dict[str, chain.Tally],
-    steps: Steps,
-) -> dict[str, Funnel]:
-    """Publish the buckets that are not finished and return the funnel of each source.
+def _publish(corpus: Corpus, tasks: list[PublishBucket], funnels: dict[str, Funnel], steps: Steps) -> None:
+    """Publish the buckets that are not finished and add their counts to the funnels.
 
     Raises BessemerError if the counts differ from those of the cleaning and the global steps.
     """
     receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
-    files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
-    for one in partitions:
-        files[one.source].update(part.name for part in one.parts)
-    funnels = {
-        source.name: Funnel(source.name, source.shown_format, files=len(files[source.name]))
-        for source in corpus.sources
-    }
     for task, done in zip(tasks, receipts, strict=True):
-        funnels[task.bucket.source].add(from_plain(done["funnel"], Funnel))
+        funnels[task.bucket.source].add(done)
     filters, expected, published = filters_of(corpus), Counter[str](), Counter[str]()
-    for name, funnel in funnels.items():
-        _check(funnel, tallies[name], filters, steps)
-        expected.update(tallies[name][chain.REJECTED])
-        published.update({reason: entry["documents"] for reason, entry in funnel.rejected.items()})
+    for funnel in funnels.values():
+        _check(funnel, filters, steps)
+        expected.update(funnel.cleaned[chain.REJECTED])
+        published.update(funnel.published[chain.REJECTED])
     for done in steps.values():
         expected.update(done["rejected"])
     differ = (f"{expected[reason]} as {reason}, not {published[reason]}" for reason in expected | published)
     require(expected == published, f"the published rejections differ from those counted: {', '.join(differ)}")
-    return funnels
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
@@ -207,36 +191,33 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
-def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps: Steps) -> None:
+def _check(funnel: Funnel, filters: Sequence[Filter], steps: Steps) -> None:
     """Check that the published counts equal those of the cleaning, and add the counts of the steps to the funnel.
 
     Raises BessemerError for a difference.
     """
-    require(
-        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally[chain.INPUT][chain.BYTES]),
-        f"source {funnel.source}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
-    )
-    funnel.steps = chain.list_step_counts(tally, filters)
-    left = tally.passed
+    came, published = funnel.cleaned[chain.INPUT], funnel.published[chain.INPUT]
+    require(came == published, f"source {funnel.source}: cleaned {dict(came)}, but published {dict(published)}")
+    funnel.steps = chain.list_step_counts(funnel.cleaned, filters)
+    left = funnel.cleaned.passed
     for name, done in steps.items():
-        gone = sum(funnel.rejected[reason]["documents"] for reason in done["rejected"] if reason in funnel.rejected)
+        gone = sum(funnel.published[chain.REJECTED][reason] for reason in done["rejected"])
         funnel.steps.append({"step": name, "documents_in": left, "rejected": gone})
         left -= gone
-    funnel.tables = {name: table for name, table in tally.to_json().items() if name not in chain.HIDDEN}
 
 
-def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict[str, Any]]:
+def _contamination(corpus: Corpus, tallies: Sequence[chain.Tally]) -> list[dict[str, Any]]:
     """Return the counts of the evaluation sets over the whole corpus."""
     from bessemer.corpus.filters import contamination  # loads numba
 
-    documents: Counter[str] = sum((tally[CONTAMINATED_DOCUMENTS] for tally in tallies.values()), Counter())
-    items = {item for tally in tallies.values() for item in tally[CONTAMINATED_ITEMS]}
+    documents: Counter[str] = sum((tally[CONTAMINATED_DOCUMENTS] for tally in tallies), Counter())
+    items = {item for tally in tallies for item in tally[CONTAMINATED_ITEMS]}
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 
 def _check_not_empty(funnels: dict[str, Funnel], statistics: dict[str, Any]) -> None:
     for name, funnel in funnels.items():
-        if not funnel.documents_kept:
-            reason = next(iter(funnel.commonest_reasons()), "empty")
+        if not funnel.published[KEPT][chain.DOCUMENTS]:
+            reason = next(iter(commonest(funnel.published[chain.REJECTED])), "empty")
             why = f"{funnel.top_reasons() or 'its files hold none'}; {advice_on(reason, name, statistics)}"
             raise InputError(f"corpus.sources.{name}: no documents are left after cleaning: {why}")

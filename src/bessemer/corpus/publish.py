@@ -7,7 +7,6 @@ sorted by identity, Parquet's row-group statistics narrow a search for an identi
 from __future__ import annotations
 
 import io
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,15 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bessemer.corpus import statistics
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
+from bessemer.corpus.filters.chain import INPUT, REJECTED, Tally
 from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context, rows_together
 from bessemer.corpus.readers.parts import in_groups
-from bessemer.corpus.statistics import EXAMPLE_KEYS, Funnel
 from bessemer.run.files import stage_facts
-from bessemer.run_tasks.task import Task, to_plain
+from bessemer.run_tasks.task import Task
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_files, each, make_folder, open_parquet, stage_files
+from bessemer.storage.path import arrow_source, copy_files, each, make_folder, open_parquet, stage_files
 
 # Maximum text in a row group, except for a longer document; a reader holds one row group in memory
 ROW_GROUP_BYTES = 16 << 20
@@ -72,20 +72,24 @@ class PublishBucket(Task):
         ((_, table),) = rows_together([self.bucket], READ)
         is_kept = pc.is_null(table["reason"])
         kept, rejected = table.filter(is_kept), table.filter(pc.invert(is_kept))
-        funnel = Funnel(
-            source.name, source.shown_format, files=0,
-            documents_in=table.num_rows, bytes_in=pc.sum(table["num_bytes"]).as_py() or 0,
-            documents_kept=kept.num_rows, bytes_kept=pc.sum(pc.binary_length(kept["text"])).as_py() or 0,
-            lengths=_powers(kept), lengths_rejected=_powers(rejected), languages=Counter(kept["language"].to_pylist()),
-        )  # fmt: skip
+        counts, examples = Tally(), dict[str, Any]()
+        counts[INPUT].update(documents=table.num_rows, bytes=pc.sum(table["num_bytes"]).as_py() or 0)
+        counts[statistics.KEPT].update(
+            documents=kept.num_rows, bytes=pc.sum(pc.binary_length(kept["text"])).as_py() or 0
+        )
+        counts |= {statistics.LENGTHS: _powers(kept), statistics.LENGTHS_REJECTED: _powers(rejected)}
+        counts[statistics.LANGUAGES].update(kept["language"].to_pylist())
         rejected = _with_excerpts(rejected, source.name, settings.corpus.keep_rejected)
-        for batch in rejected.select([*EXAMPLE_KEYS, "reason", "num_bytes"]).to_batches(EXAMPLE_ROWS):
+        for batch in rejected.select([*statistics.EXAMPLE_KEYS, "reason", "num_bytes"]).to_batches(EXAMPLE_ROWS):
             for row in batch.to_pylist():
-                funnel.reject(row["reason"], row["num_bytes"], row)
+                reason = row.pop("reason")
+                counts[REJECTED][reason] += 1
+                counts[statistics.REJECTED_BYTES][reason] += row.pop("num_bytes")
+                statistics.add_examples(examples, {reason: [row]})
         parts = [routed(source.name, code or None, settings.corpus.language) for code in kept["language"].to_pylist()]
         write_parts(folder / "documents", kept.append_column("source", pa.array(parts, pa.string())))
         write_parts(folder / "rejected", rejected)
-        return {"funnel": to_plain(funnel)}
+        return {"counts": counts.to_json(), "examples": examples}
 
 
 def write_parts(folder: Path, table: pa.Table) -> None:
@@ -110,9 +114,9 @@ def _with_excerpts(table: pa.Table, source: str, keep: str) -> pa.Table:
     return table.append_column("excerpt", excerpts).append_column("source", pa.repeat(source, table.num_rows))
 
 
-def _powers(table: pa.Table) -> Counter[int]:
+def _powers(table: pa.Table) -> Counter[str]:
     """Count documents by floor(log2(n)) of their number of characters n, the bins of the histogram; 0 for an empty text."""
-    return Counter((np.frexp(np.maximum(table["characters"].to_numpy(), 1))[1] - 1).tolist())
+    return Counter(map(str, np.frexp(np.maximum(table["characters"].to_numpy(), 1))[1] - 1))
 
 
 def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
@@ -142,34 +146,21 @@ def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
 
 
 def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return {kind, part, row_group, row} and `columns` of documents and rejected documents, by identity.
+    """Return {kind, part} and `columns` of documents and rejected documents, by identity.
 
     Unknown identities are left out. Raises DamagedFile for an unreadable part.
     """
-    wanted = sorted(set(identities))
+    wanted = pc.field("identity").isin(pa.array(identities, pa.string()))
 
-    def rows_of(path: AnyPath) -> dict[str, dict[str, Any]]:
-        result: dict[str, dict[str, Any]] = {}
-        place: dict[str, Any] = {"kind": path.parent.name, "part": int(path.stem.removeprefix("part-"))}
-        with open_parquet(path, COMMAND) as file:
-            number = file.schema_arrow.names.index("identity")
-            present = [name for name in columns if name in file.schema_arrow.names]
-            for group in range(file.num_row_groups):
-                bounds = file.metadata.row_group(group).column(number).statistics
-                some = wanted[bisect_left(wanted, bounds.min) : bisect_right(wanted, bounds.max)] if bounds else []
-                if not some:
-                    continue
-                names = file.read_row_group(group, columns=["identity"])["identity"]
-                rows = pc.index_in(pa.array(some, names.type), names).drop_null()
-                if not rows:
-                    continue
-                table = file.read_row_group(group, columns=["identity", *present]).take(rows)
-                for row, values in zip(rows.to_pylist(), table.to_pylist(), strict=True):
-                    result[values["identity"]] = {**values, **place, "row_group": group, "row": row}
-        return result
+    def rows_of(path: AnyPath) -> list[dict[str, Any]]:
+        kind, part = path.parent.name, int(path.stem.removeprefix("part-"))
+        present = ["identity", *(name for name in columns if name in WRITTEN_COLUMNS[kind])]
+        with open_parquet(path, COMMAND):  # row groups whose statistics exclude all identities are not read
+            table = pq.read_table(arrow_source(path), columns=present, filters=wanted, page_checksum_verification=True)
+        return [{**row, "kind": kind, "part": part} for row in table.to_pylist()]
 
     parts = chain.from_iterable(stage_files(corpus, kind) for kind in WRITTEN_COLUMNS)
-    return {identity: row for rows in each(rows_of, parts) for identity, row in rows.items()}
+    return {row["identity"]: row for rows in each(rows_of, parts) for row in rows}
 
 
 def identities_of(corpus: AnyPath, name: str) -> list[str]:

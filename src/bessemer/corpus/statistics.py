@@ -6,73 +6,53 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeAlias
 
 from bessemer.common.console import counted, size
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters.chain import ADVICE, PASSED_OVER, REASONS, Tally
-from bessemer.corpus.readers.files import ending
+from bessemer.corpus.filters import chain
+from bessemer.corpus.filters.chain import ADVICE, PASSED_OVER, REASONS, REJECTED, Tally
+from bessemer.corpus.readers.files import Listing, ending
+from bessemer.recipe import Corpus
 
 EXAMPLES = 4  # per reason; the first of each file by identity, so that every build has the same ones
 EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")
 MAX_LINES = 5  # lines of the funnel to show; the last one sums up the rest
 EXAMPLE_CHARACTERS = 200  # maximum length of an example in a line of the funnel
 DAMAGED = ("unreadable", "bad_record")  # always shown first
-SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
+# Tables of published rows: documents and bytes of clean text in UTF-8; bytes of rejected documents by reason; kept and rejected
+# documents by the exponent of the largest power of two in their length in characters, for an unreadable document the length of
+# its readable excerpt; kept documents by language, "" if not identified
+KEPT, REJECTED_BYTES, LENGTHS, LENGTHS_REJECTED = "kept", "rejected_bytes", "lengths", "lengths_rejected"
+LANGUAGES = "languages"
+# reason -> {identity, path, place, url, excerpt, detail} of some rejected documents
+Examples: TypeAlias = "dict[str, list[dict[str, str]]]"
 
 
 @dataclass
 class Funnel:
-    """Counts of one source, of one of its buckets, or a sum of several."""
+    """Counts of one source."""
 
     source: str
     format: str
     files: int
-    documents_in: int = 0
-    bytes_in: int = 0  # input bytes of the documents: file sizes, JSONL lines, Parquet cells
-    documents_kept: int = 0
-    bytes_kept: int = 0  # bytes of clean text in UTF-8
+    cleaned: Tally = field(default_factory=Tally)  # counts of the filters
+    # Counts of what is published: the tables INPUT, KEPT, REJECTED, REJECTED_BYTES, LENGTHS, LENGTHS_REJECTED and LANGUAGES
+    published: Tally = field(default_factory=Tally)
+    examples: Examples = field(default_factory=dict)
     # {step, documents_in, rejected} of each filter and step
     steps: list[dict[str, Any]] = field(default_factory=list)
-    # reason -> {documents, bytes, examples}; an example is {identity, path, place, url, excerpt, detail}
-    rejected: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Kept documents by the exponent of the largest power of two in their length in characters
-    lengths: Counter[int] = field(default_factory=Counter)
-    # The same for rejected documents; for an unreadable one the length of its readable excerpt
-    lengths_rejected: Counter[int] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" if not identified
-    # Other counts of the filters, such as personal data by type and characters edited by filter
-    tables: dict[str, dict[str, int]] = field(default_factory=dict)
     # Files in the source's folders that no source reads: ending -> {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def reject(self, reason: str, num_bytes: int, document: Mapping[str, str]) -> None:
-        """Count one rejected document, which may become an example."""
-        example = {name: document.get(name, "") for name in EXAMPLE_KEYS}
-        self._add_rejected(reason, {"documents": 1, "bytes": num_bytes, "examples": [example]})
-
-    def _add_rejected(self, reason: str, more: dict[str, Any]) -> None:
-        """Add counts and examples of a reason. It keeps EXAMPLES examples, from as many different files as possible."""
-        mine = self.rejected.setdefault(reason, {"documents": 0, "bytes": 0, "examples": []})
-        every = mine["examples"] + more["examples"]
-        turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
-        mine["examples"] = [every[at] for at in sorted(range(len(every)), key=turns.__getitem__)[:EXAMPLES]]
-        for name in ("documents", "bytes"):
-            mine[name] += more[name]
-
-    def add(self, other: Funnel) -> None:
-        """Add the counts of another bucket, and its examples if there is room.
+    def add(self, receipt: dict[str, Any]) -> None:
+        """Add the counts of a published bucket, and its examples if there is room.
 
         Add buckets in ascending order of identities, so that the examples are the same in every build.
         """
-        for name in SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("lengths", "lengths_rejected", "languages"):
-            getattr(self, name).update(getattr(other, name))
-        for reason, theirs in other.rejected.items():
-            self._add_rejected(reason, theirs)
+        self.published.merge(receipt["counts"])
+        add_examples(self.examples, receipt["examples"])
 
     def count_not_read(self, name: str, num_bytes: int) -> None:
         """Count a file that no source reads."""
@@ -82,28 +62,41 @@ class Funnel:
 
     def top_reasons(self) -> str:
         """Return the most common reasons with counts and the detail of an example, for an error message; "" for none."""
-        shown = []
-        for reason in self.commonest_reasons()[:3]:
-            entry = self.rejected[reason]
-            shown.append(f"{reason} {entry['documents']} ({where_and_why(entry['examples'][0])})")
-        shown += [f"{count} {name} passed over" for name, count in self.tables.get(PASSED_OVER, {}).items()]
+        rejected = self.published[REJECTED]
+        shown = [
+            f"{reason} {rejected[reason]} ({where_and_why(self.examples[reason][0])})"
+            for reason in commonest(rejected)[:3]
+        ]
+        shown += [f"{count} {name} passed over" for name, count in self.cleaned[PASSED_OVER].items()]
         return ", ".join(shown)
-
-    def commonest_reasons(self) -> list[str]:
-        """Return the reasons by the number of documents that they reject, largest first."""
-        return commonest({reason: entry["documents"] for reason, entry in self.rejected.items()})
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts for statistics.json, with reasons in the order of REASONS."""
-        plain = {name: getattr(self, name) for name in ("source", "format", "files", *SUMS, "steps")}
-        return plain | {
-            "rejected": {reason: self.rejected[reason] for reason in ordered(self.rejected)},
-            "length_histogram": _histogram(self.lengths),
-            "length_histogram_rejected": _histogram(self.lengths_rejected),
-            "languages": {language: self.languages[language] for language in commonest(self.languages) if language},
-            "tables": self.tables,
+        counts = self.published
+        rejected = {
+            reason: {"documents": number, "bytes": counts[REJECTED_BYTES][reason], "examples": self.examples[reason]}
+            for reason, number in ordered(counts[REJECTED]).items()
+        }
+        return {"source": self.source, "format": self.format, **totals([self])} | {
+            "steps": self.steps,
+            "rejected": rejected,
+            "length_histogram": _histogram(counts[LENGTHS]),
+            "length_histogram_rejected": _histogram(counts[LENGTHS_REJECTED]),
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
+
+
+def funnels_of(corpus: Corpus, listings: Mapping[str, Listing]) -> dict[str, Funnel]:
+    """Return an empty funnel for each source, by name."""
+    return {one.name: Funnel(one.name, one.shown_format, len(listings[one.name].read)) for one in corpus.sources}
+
+
+def add_examples(examples: Examples, more: Examples) -> None:
+    """Add examples by reason. EXAMPLES of each are kept, from as many different files as possible."""
+    for reason, some in more.items():
+        every = [*examples.get(reason, ()), *some]
+        turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
+        examples[reason] = [every[at] for at in sorted(range(len(every)), key=turns.__getitem__)[:EXAMPLES]]
 
 
 def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -145,11 +138,11 @@ def where_and_why(example: dict[str, Any]) -> str:
     return ": ".join(filter(None, (where(example), example["detail"])))
 
 
-def ordered(reasons: Iterable[str]) -> list[str]:
-    """Sort reasons by the order of the checks."""
+def ordered(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of reasons in the order of the checks."""
     known = {reason: place for place, reason in enumerate(REASONS)}
     before = known["contaminated"] - 0.5  # place of the recipe's filters
-    return sorted(reasons, key=lambda reason: (known.get(reason, before), reason))
+    return {reason: counts[reason] for reason in sorted(counts, key=lambda reason: (known.get(reason, before), reason))}
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
@@ -157,22 +150,23 @@ def commonest(counts: Mapping[str, int]) -> list[str]:
     return sorted(counts, key=lambda name: (-counts[name], name))
 
 
-def _histogram(lengths: Counter[int]) -> list[dict[str, int]]:
-    return [{"from_characters": 1 << power, "documents": lengths[power]} for power in sorted(lengths)]
+def _histogram(lengths: Counter[str]) -> list[dict[str, int]]:
+    return [{"from_characters": 1 << int(power), "documents": lengths[power]} for power in sorted(lengths, key=int)]
 
 
 def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
-    """Return the sums over all sources."""
-    every = list(funnels)
-    tally, languages, rejected = Tally(), Counter[str](), Counter[str]()
-    for funnel in every:
-        tally.merge(funnel.tables)
-        languages.update(funnel.languages)
-        rejected.update({reason: entry["documents"] for reason, entry in funnel.rejected.items()})
-    return {name: sum(getattr(funnel, name) for funnel in every) for name in ("files", *SUMS)} | {
-        "rejected": {reason: rejected[reason] for reason in ordered(rejected)},
-        "languages": {name: languages[name] for name in commonest(languages) if name},
-        "tables": tally.to_json(),
+    """Return the sums over sources."""
+    counts, tables, files = Tally(), Tally(), 0
+    for funnel in funnels:
+        files += funnel.files
+        counts.merge(funnel.published)
+        tables.merge({name: table for name, table in funnel.cleaned.items() if name not in chain.HIDDEN})
+    return {
+        "files": files,
+        **{f"{unit}_{table}": counts[table][unit] for table in (chain.INPUT, KEPT) for unit in ("documents", "bytes")},
+        "rejected": ordered(counts[REJECTED]),
+        "languages": {name: counts[LANGUAGES][name] for name in commonest(counts[LANGUAGES]) if name},
+        "tables": tables.to_json(),
     }
 
 
@@ -242,5 +236,5 @@ def percent(part: int, whole: int) -> str:
 
 def _example(statistics: dict[str, Any], reason: str) -> str:
     """Describe the first example of a reason."""
-    every = chain(*(source["rejected"].get(reason, {}).get("examples", []) for source in statistics["sources"]))
-    return shorten(f"e.g. {where_and_why(next(every))}", EXAMPLE_CHARACTERS, placeholder="...")
+    first = next(one["rejected"][reason]["examples"][0] for one in statistics["sources"] if reason in one["rejected"])
+    return shorten(f"e.g. {where_and_why(first)}", EXAMPLE_CHARACTERS, placeholder="...")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from bessemer.corpus.filters.rules.apply import RULE_KEYS, RULE_REASONS, apply
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe import Contamination, Corpus, PersonalData, Rules, Source
 from bessemer.recipe.corpus import is_web
-from bessemer.recipe.rules import RefinedWeb
+from bessemer.recipe.rules import Limits
 from bessemer.recipe.uses import make
 from bessemer.text.normalise import normalise, replace_controls
 
@@ -45,7 +45,7 @@ RESERVED = (READ, "quality", "duplicates", "lines")  # names of steps other than
 # Tables of FindEvaluationSets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
 # Tables of the chain: documents and bytes of the input, rejected documents by filter, and rejected documents by reason
-INPUT, REJECTED_IN, REJECTED = "input", "rejected_in", "rejected"
+INPUT, REJECTED_IN, REJECTED = "in", "rejected_in", "rejected"
 DOCUMENTS, BYTES = "documents", "bytes"
 HIDDEN = (INPUT, REJECTED_IN, REJECTED, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # tables that no report shows
 PASSED_OVER = "passed_over"  # table of records of types that never hold a document, by type
@@ -94,7 +94,7 @@ class JudgeAddress(CleaningStep):
     """Apply the URL rules, before any work on the page's text."""
 
     name: ClassVar[str] = "address"
-    limits: RefinedWeb | None
+    limits: Limits | None
 
     def judge(self, document: Document) -> Reject | None:
         url = document.metadata.get("url")
@@ -226,7 +226,7 @@ class Tally(defaultdict[str, Counter[str]]):
         """Number of documents that no filter rejected."""
         return self.documents_in - self[REJECTED].total()
 
-    def merge(self, other: dict[str, dict[str, int]]) -> None:
+    def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
         """Add the counts of another tally in the form of `to_json`."""
         for table, counts in other.items():
             self[table].update(counts)
