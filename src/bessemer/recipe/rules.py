@@ -31,10 +31,13 @@ class Limits(Section):
     def _complaints(self) -> Iterator[str]:
         if (count := len(getattr(self, "stop_words", ()))) > MAX_STOP_WORDS:
             yield f"stop_words: {count} words; at most {MAX_STOP_WORDS} can be looked for"
+        lists = [name for name, field in type(self).model_fields.items() if field.default is None]
+        if lists and not any(getattr(self, name) for name in lists):
+            yield f"no list is set; set {', '.join(lists[:-1])} or {lists[-1]}"
 
 
 def _limits(rule_set: str) -> Any:
-    """Create the base class for the table of a rule set."""
+    """Create the class for the table of a rule set."""
     fields: dict[str, Any] = {}
     for limit, facts in SETS[rule_set]["limits"].items():
         default = facts.get("default")
@@ -47,39 +50,17 @@ def _limits(rule_set: str) -> Any:
             most = 1.0 if limit.endswith("_share") else None
             kind = Annotated[kind, Field(ge=facts.get("least", 0), le=most)]
         fields[limit] = (kind, Field(default, description=facts["means"]))
-    return create_model("Limits", __base__=Limits, **fields)
+    return create_model("Limits", __base__=Limits, __doc__=f"The limits of the rule set {rule_set}.", **fields)
 
 
-class C4(_limits("c4")):  # type: ignore[misc]
-    """The limits of the rule set c4."""
+LIMITS = {name: _limits(name) for name in SETS}
+C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook = (LIMITS[name] for name in sorted(LIMITS))
 
 
-class Code(_limits("code")):  # type: ignore[misc]
-    """The limits of the rule set code."""
-
-
-class FineWeb(_limits("fineweb")):  # type: ignore[misc]
-    """The limits of the rule set fineweb."""
-
-
-class GopherQuality(_limits("gopher_quality")):  # type: ignore[misc]
-    """The limits of the rule set gopher_quality."""
-
-
-class GopherRepetition(_limits("gopher_repetition")):  # type: ignore[misc]
-    """The limits of the rule set gopher_repetition."""
-
-
-class RefinedWeb(_limits("refinedweb")):  # type: ignore[misc]
-    """The limits of the rule set refinedweb."""
-
-    def _complaints(self) -> Iterator[str]:
-        if not any((self.domains, self.urls, self.url_words, self.url_soft_words, self.url_substrings)):
-            yield "no list is set; set domains, urls, url_words, url_soft_words or url_substrings"
-
-
-class Textbook(_limits("textbook")):  # type: ignore[misc]
-    """The limits of the rule set textbook."""
+def _set_tables() -> Any:
+    """Create the base class of `Rules`, with the table of each rule set."""
+    tables: Any = {name: (limits | None, None) for name, limits in LIMITS.items()}
+    return create_model("SetTables", __base__=Section, **tables)
 
 
 # A document may contain this much of the package's lists, because they include words with innocent meanings (measured in
@@ -124,7 +105,7 @@ class Flagged(Section):
         return words if self.max_words is None else self.max_words, share if self.max_share is None else self.max_share
 
 
-class Rules(Section):
+class Rules(_set_tables()):  # type: ignore[misc]
     """Rules that decide which documents are kept. A rejected document is recorded under the rule it breaks."""
 
     min_characters: int | None = Field(None, ge=0)
@@ -132,13 +113,6 @@ class Rules(Section):
     max_mean_line_length: float | None = Field(None, gt=0)
     min_alphanumeric_share: Share | None = None
     min_unique_line_share: Share | None = None
-    code: Code | None = None
-    textbook: Textbook | None = None
-    gopher_quality: GopherQuality | None = None
-    gopher_repetition: GopherRepetition | None = None
-    refinedweb: RefinedWeb | None = None
-    c4: C4 | None = None
-    fineweb: FineWeb | None = None
     adult: Flagged | None = None
     toxic: Flagged | None = None
 
@@ -153,7 +127,8 @@ class Rules(Section):
             "min_alphanumeric_share": 0.0 if is_labelled else 0.25,
             "min_unique_line_share": 0.0 if is_labelled else 0.2,
         }
-        return self.model_copy(update={key: value for key, value in unset.items() if getattr(self, key) is None})
+        filled: Self = self.model_copy(update={key: unset[key] for key in unset if getattr(self, key) is None})
+        return filled
 
     def files(self) -> list[str]:
         """Return the files and folders that the rules read; a digest of the rules must include their content.

@@ -16,7 +16,7 @@ from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.rules.lists import judge_flagged
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, SETS
+from bessemer.recipe.rules import SETS, Limits
 from bessemer.text.normalise import searchable
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")
 
 
-def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | None]:
+def edit_c4(statistics: Statistics, settings: Limits) -> tuple[Statistics, Reject | None]:
     """Apply C4's line filters. Returns the edited text and the reason for rejection, if any.
 
     The rules are from Raffel et al. 2020, section 2.2, and from its code as in datatrove (pipeline/filters/c4_filters.py).

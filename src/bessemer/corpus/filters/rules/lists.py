@@ -17,7 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.language import load_model, share_of_label
-from bessemer.recipe.rules import Flagged, RefinedWeb
+from bessemer.recipe.rules import Flagged, Limits
 from bessemer.text.normalise import searchable
 
 MAX_URL_CHARACTERS = 8192  # only this part of a URL is searched
@@ -60,7 +60,7 @@ def language_file(path: str, language: str, key: str) -> str | None:
     return next((str(place / name) for name in names if (place / name).is_file()), None)
 
 
-def judge_url(url: str, settings: RefinedWeb) -> Reject | None:
+def judge_url(url: str, settings: Limits) -> Reject | None:
     """Return the reason to reject a URL, or None (Penedo et al. 2023, appendix).
 
     Domains include subdomains. Characters other than a-z and 0-9 separate words and are removed before substrings are

@@ -9,9 +9,10 @@ from types import new_class
 from typing import Any, ClassVar
 
 from bessemer.corpus.document import Document, Reject
-from bessemer.corpus.filters.base import SETS, CleaningStep
+from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.rules.apply import apply
-from bessemer.recipe import Rules, rules
+from bessemer.recipe import Rules
+from bessemer.recipe.rules import LIMITS
 
 NO_BASIC_RULES: dict[str, Any] = {
     "min_characters": 0, "max_characters": sys.maxsize, "max_mean_line_length": inf, "min_alphanumeric_share": 0.0,
@@ -28,7 +29,8 @@ class RuleSet(CleaningStep):
     @cached_property
     def _rules(self) -> Rules:
         limits: dict[str, Any] = NO_BASIC_RULES | dict.fromkeys(self.sets, self)
-        return Rules.model_construct(**limits)
+        rules: Rules = Rules.model_construct(**limits)
+        return rules
 
     def judge(self, document: Document) -> Reject | str | None:
         """Return the first rule that the text breaks, or the edited text."""
@@ -37,7 +39,7 @@ class RuleSet(CleaningStep):
 
 def _filter(title: str, *sets: str) -> type[RuleSet]:
     """Create a filter class for rule sets. Its settings are the limits of all of them."""
-    bases = (RuleSet, *(vars(rules)[SETS[name]] for name in sets))
+    bases = (RuleSet, *(LIMITS[name] for name in sets))
     facts = {"name": sets[0] if len(sets) == 1 else title.lower(), "sets": sets, "__module__": __name__}
     return new_class(
         title, bases, exec_body=lambda made: made.update(facts, __doc__=f"The rules {' and '.join(sets)}.")
