@@ -17,8 +17,8 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.document import Document
 from bessemer.corpus.filters.chain import Chain, Tally
 from bessemer.corpus.filters.contamination import NO_OVERLAP, build, check, items, statistics
-from bessemer.corpus.inputs import set_hashes
-from bessemer.recipe import Contamination, Corpus, EvaluationSet
+from bessemer.corpus.inputs import inputs_digest
+from bessemer.recipe import Contamination, Corpus, EvaluationSet, Recipe
 
 WORDS = [
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
@@ -202,9 +202,10 @@ def test_damaged_set_files_are_errors(tmp_path: Path, ending: str) -> None:
 
 
 def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:
-    before = set_hashes(settings(quiz))
+    of = Recipe.model_validate({"run": {"name": "t"}}).changed(corpus={"contamination": settings(quiz)})
+    before = inputs_digest(of)
     Path(quiz.path).write_text(Path(quiz.path).read_text() + "\n")
-    assert set_hashes(settings(quiz)) != before
+    assert inputs_digest(of) != before
     Path(quiz.path).unlink()
     with pytest.raises(InputError, match=r"quiz: .*No such file"):
-        set_hashes(settings(quiz))
+        build(settings(quiz))

@@ -93,7 +93,7 @@ def test_the_folders_of_python_and_two_files_that_share_a_name(tmp_path: Path, m
     assert names(source("python://stdlib", format="code")) == ["python://stdlib/a.py", "python://stdlib/json/b.py"]
     assert names(source("python://stdlib/json/*.py", format="code")) == ["python://stdlib/json/b.py"]
     found = names(source("python://stdlib", "python://site-packages", format="descriptions"))
-    packages = ["python://site-packages/p/METADATA", "python://site-packages/p/METADATA~2"]
+    packages = ["python://site-packages/p/METADATA", "python://site-packages~2/p/METADATA"]
     assert found == [*packages, "python://stdlib/pydoc_data/topics.py"]
 
 

@@ -74,14 +74,13 @@ def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
 
 def test_options_reach_the_script(tmp_path: Path) -> None:
     array = settings(
-        partition="cpu", account="text", qos="low", constraint="a|b", time="1-00:00:00", memory="8Gi",
-        setup=("module load python",),
+        sbatch=("--partition=cpu", "--constraint=a|b"), time="1-00:00:00", memory="8Gi", setup=("module load python",),
     )  # fmt: skip
     script = slurm.batch_script("drawing the tokenizer's sample", tmp_path / "q", 70, 7, array).splitlines()
     options = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in script if "=" in line and line[0] == "#")
     assert options == {
         "job-name": "bessemer-drawing-the-tokenizer-s-sample", "array": "0-69%7", "ntasks": "1", "cpus-per-task": "1", "mem": "8G",
-        "time": "1-00:00:00", "partition": "cpu", "account": "text", "qos": "low", "constraint": "a|b",
+        "time": "1-00:00:00", "partition": "cpu", "constraint": "a|b",
         "output": f'"{tmp_path}/q/logs/%a.out"',
     }  # fmt: skip
     assert "module load python" in script

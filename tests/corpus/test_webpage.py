@@ -225,7 +225,6 @@ def test_trafilatura_extracts_the_article() -> None:
     for word in ("Home", "cookies", "Privacy"):
         assert word not in text
     assert "Home" in webpage.page_text(FULL, Extract(engine="trafilatura", main_content=False))
-    assert webpage.max_html_bytes(settings) == webpage.max_html_bytes(PLAIN) == 8 << 20
 
 
 def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

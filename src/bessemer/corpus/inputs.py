@@ -15,7 +15,7 @@ from bessemer.common.extensions import find
 from bessemer.common.hashing import digest, file_sha256
 from bessemer.corpus.filters import language
 from bessemer.corpus.readers.files import Listing, contents, earlier_files, listing
-from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
+from bessemer.recipe import Corpus, Recipe, Source, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, stage_facts
 from bessemer.storage import filesystem
@@ -92,8 +92,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
     found += [find("global_steps", one.use).digest for one in corpus.steps]
     if corpus.language.identify:
         found.append(_content(language.model_path(corpus.language.model)))
-    if corpus.contamination.sets:
-        found.append(set_hashes(corpus.contamination))
+    found += [_content(Path(one.path).expanduser()) for one in corpus.contamination.sets]
     if corpus.quality.on:
         from bessemer.corpus.filters.quality import classify
 
@@ -101,18 +100,6 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
     for folder in corpus.dedup.against:
         found.append([(path.name, filesystem.version(path)[0]) for path in earlier_files(folder)])
     return found
-
-
-def set_hashes(settings: Contamination) -> list[str]:
-    """Return the SHA-256 of each evaluation set's file. Raises InputError for a missing file."""
-    hashes = []
-    for evaluation_set in settings.sets:
-        try:
-            hashes.append(file_sha256(Path(evaluation_set.path).expanduser()))
-        except OSError as error:
-            where = f"corpus.contamination.sets.{evaluation_set.name}: {evaluation_set.path}"
-            raise InputError(f"{where}: {error.strerror}") from None
-    return hashes
 
 
 def _content(path: Path) -> list[str]:

@@ -86,7 +86,7 @@ class ProcessMesh:
     @property
     def loss_coordinate(self) -> int:
         """The pipeline coordinate of the last stage; V-shaped schedules place it on the first process."""
-        return 0 if self.layout.is_v_shaped else self.layout.pipeline - 1
+        return 0 if self.layout.facts.is_v_shaped else self.layout.pipeline - 1
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small CPU tensor over all processes."""

@@ -44,7 +44,7 @@ TORCH_SCHEDULES = {
 
 def require_schedule(layout: Parallel, device: torch.device, torch_version: str = torch.__version__) -> None:
     """Raise InputError when a version of torch on this device cannot run the layout's schedule."""
-    if not layout.splits_backward:
+    if not layout.facts.splits_backward:
         return
     version = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
@@ -212,7 +212,7 @@ class Pipeline:
         hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
         ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
-        joint_backward = layout.splits_backward and not self.split_backward
+        joint_backward = layout.facts.splits_backward and not self.split_backward
         # With a joint backward pass, the separate pass for weight gradients does nothing.
         stages = [
             _ScheduledStage(

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bessemer.common import extensions
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Positive, Section, Share, StoreOrFolder, Words, first_duplicate
-from bessemer.recipe.uses import Use, built_in_classes, require_known, takes_settings
+from bessemer.recipe.section import Positive, SbatchOptions, Section, Share, StoreOrFolder, Words, first_duplicate
+from bessemer.recipe.uses import Use, built_in_classes, names_extension, takes_settings
 
 
 class Extract(Section):
@@ -26,7 +26,7 @@ class Extract(Section):
     comments: bool = False
     max_list_link_share: Share = 0.5
     max_undecodable_share: Share = 0.01
-    max_html_bytes: Positive | None = None
+    max_html_bytes: Positive = 8 << 20
 
 
 Codes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -91,16 +91,10 @@ class PersonalData(Section):
                 yield f"kinds: {kind!r} is neither one of {', '.join(PERSONAL)} nor a validator of python-stdnum, as 'us.ssn'"
 
 
-SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$")]
-
-
 class SlurmArray(Section):
     """The job arrays of engine "slurm": one array per step, with one core per job."""
 
-    partition: SlurmName | None = None
-    account: SlurmName | None = None
-    qos: SlurmName | None = None
-    constraint: SlurmName | None = None
+    sbatch: SbatchOptions = ()
     time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
     memory: str = Field("4G", pattern=r"^[0-9]+[KMGT]i?$")
     setup: Words = ()
@@ -149,7 +143,7 @@ class Source(Section):
     """A source of raw text."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    format: str | None = Field(None, min_length=1)
+    format: Annotated[str, names_extension("readers")] | None = None
     reader: Annotated[dict[str, Any], takes_settings("readers", "format")] = Field({}, validate_default=True)
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     suffixes: tuple[str, ...] | None = Field(None, strict=False)
@@ -179,12 +173,6 @@ class Source(Section):
         if not key or not all(text_keys(key)):
             raise ValueError("name a field, a list of fields, or a template as '{title}: {body}'")
         return key
-
-    @field_validator("format")
-    @classmethod
-    def _is_format(cls, format_: str | None, info: ValidationInfo) -> str | None:
-        is_of_file = extensions.IN_FILE.fullmatch(format_ or "") is not None
-        return format_ and require_known("readers", format_, info, was_found=is_of_file)
 
     def _reader(self, fact: str) -> bool:
         """Return True if a built-in reader's attribute `fact` is true or the format is not set; False for a user's

@@ -22,13 +22,12 @@ from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DESCRIPTIONS, Section
 from bessemer.recipe.train import HORIZON, Optimizer
-from bessemer.recipe.uses import KEYS, anchor_names, item_name
+from bessemer.recipe.uses import KEYS, anchor_names, item_name, tables_at
 from bessemer.storage import hub
 
 LONGEST_TEXT = 20_000_000  # max_characters in the recipe for a folder or file of text, whose books are single documents
 SAMPLE_BYTES = 8000  # read from a file to distinguish recipes, text and binary data
 TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|train)\]", re.MULTILINE)
-CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MIN_TEXT_BYTES = 4_000  # clean text, two pages; less does not support even the smallest vocabulary
 SomeSection = TypeVar("SomeSection", bound=Section)
@@ -124,15 +123,14 @@ def is_text(path: Path) -> bool:
 
 
 def _holds_text(path: Path) -> bool:
-    """Return True if a file begins like text, with hardly any control characters (except UTF-16), and not like a recipe."""
+    """Return True if a file begins like text, without a NUL (except UTF-16), and not like a recipe."""
     try:
         with open(path, "rb") as file:
             head = file.read(SAMPLE_BYTES)
     except OSError:
         return False
-    is_plain = 0 not in head and len(head.translate(None, CONTROLS)) >= 0.98 * len(head)
-    is_text = bool(head.strip()) and is_plain and not head.startswith(b"%PDF-")
-    return (head.startswith(UTF_16) or is_text) and not TABLE.search(head)
+    is_text = bool(head.strip()) and 0 not in head and not head.startswith(b"%PDF-")
+    return (is_text or head.startswith(UTF_16)) and not TABLE.search(head)
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -354,13 +352,11 @@ def follow_chat(values: dict[str, Any]) -> None:
     Args:
         values: The recipe before validation, changed in place.
     """
-    corpus, tokens = values.get("corpus"), values.get("tokens", {})
-    sources = corpus.get("sources") if isinstance(corpus, dict) else None
-    formats = [one.get("format") for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
-    if "chat" in formats and isinstance(tokens, dict):
-        values["tokens"] = tokens
-        if tokens.setdefault("packing", "best-fit") == "best-fit":
-            tokens.setdefault("document_mask", True)
+    formats = [source.get("format") for _, source in tables_at(values, ["corpus", "sources"])]
+    if "chat" not in formats or not isinstance(tokens := values.setdefault("tokens", {}), dict):
+        return
+    if tokens.setdefault("packing", "best-fit") == "best-fit":
+        tokens.setdefault("document_mask", True)
 
 
 CONTINUED_RATE = 0.1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from bessemer.recipe.section import Section
-from bessemer.recipe.uses import require_known
+from bessemer.recipe.uses import names_extension
 
 FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
@@ -72,7 +72,7 @@ class Model(Section):
     """
 
     code: str | None = None
-    family: FamilyName | str = "qwen3"
+    family: Annotated[FamilyName | str, names_extension("model_families", *get_args(FamilyName))] = "qwen3"
     from_: str | None = Field(None, alias="from")
     depth: int | None = Field(None, gt=0)
     layers: int | None = Field(None, gt=0)
@@ -115,12 +115,6 @@ class Model(Section):
     def has_size(self) -> bool:
         """True if the recipe sets the model's size; otherwise it is derived from the corpus and the machine."""
         return self.from_ is not None or any(getattr(self, key) is not None for key in SIZES)
-
-    @field_validator("family")
-    @classmethod
-    def _is_known(cls, family: str, info: ValidationInfo) -> str:
-        was_found = family in get_args(FamilyName) or info.data.get("code") is not None
-        return require_known("model_families", family, info, was_found=was_found)
 
     @field_validator("from_")
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from bessemer.recipe.section import Positive, Section, Words
+from bessemer.recipe.section import Positive, SbatchOptions, Section, Words
 
 # Axes along which [parallel] divides the work; and those whose processes work on the same part of the batch.
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
@@ -59,14 +58,11 @@ def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) ->
 
 def stages_complaint(schedule: str, virtual: int | None) -> str | None:
     """Return why a schedule cannot have `virtual` stages per rank; None if it can or `virtual` is not set."""
-    if virtual is None:
-        return None
     facts = SCHEDULES[schedule]
-    if facts.is_v_shaped:
-        return None if virtual == 2 else f"has 2 stages a process, not {virtual}; leave virtual out"
-    if facts.stages_per_rank > 1:
-        return None if virtual > 1 else f"virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b"
-    return None if virtual == 1 else f"has 1 stage a process, not {virtual}; interleaved takes more"
+    if virtual is None or virtual == facts.stages_per_rank or (facts.has_equal_rounds and virtual > 1):
+        return None
+    number = f"{facts.stages_per_rank}{' or more' * facts.has_equal_rounds}"
+    return f"runs {number} stages a process, not virtual = {virtual}; leave virtual out, or choose another schedule"
 
 
 def interleaved_rounds(pipeline: int, count: int) -> int:
@@ -157,14 +153,9 @@ class Parallel(AxisSizes, Section):
         return stages_per_rank(self.schedule, self.pipeline, self.virtual)
 
     @property
-    def is_v_shaped(self) -> bool:
-        """True if the pipeline's stages go down the ranks and up again."""
-        return self.pipeline > 1 and SCHEDULES[self.schedule].is_v_shaped
-
-    @property
-    def splits_backward(self) -> bool:
-        """True if the schedule computes the gradients of a stage's input and weights at different times."""
-        return self.pipeline > 1 and SCHEDULES[self.schedule].splits_backward
+    def facts(self) -> ScheduleFacts:
+        """Properties of the pipeline schedule; the defaults without a pipeline."""
+        return SCHEDULES[self.schedule] if self.pipeline > 1 else ScheduleFacts()
 
     @property
     def effective_zero(self) -> int:
@@ -173,7 +164,7 @@ class Parallel(AxisSizes, Section):
         It is 1 where the backward pass is split in two: FSDP2 does not see the second half, and gradients are wrong if
         weights reshard after the forward pass (torch 2.13).
         """
-        return 1 if self.splits_backward else self.zero
+        return 1 if self.facts.splits_backward else self.zero
 
     @property
     def uses_ddp(self) -> bool:
@@ -191,8 +182,7 @@ class Parallel(AxisSizes, Section):
         With fewer micro-batches than ranks some stages would always be idle. So training rejects such counts, although
         `distributed.schedules` has schedules for them.
         """
-        has_rounds = self.pipeline > 1 and SCHEDULES[self.schedule].has_equal_rounds
-        rounds = interleaved_rounds(self.pipeline, count) if has_rounds else 1
+        rounds = interleaved_rounds(self.pipeline, count) if self.facts.has_equal_rounds else 1
         return count >= self.min_micro_batches and count % rounds == 0
 
     def runs_batch(self, sequences: int, micro_batch: int) -> bool:
@@ -202,7 +192,7 @@ class Parallel(AxisSizes, Section):
     @property
     def min_micro_batches(self) -> int:
         """Minimum number of micro-batches per step in every part of the batch."""
-        return 1 if self.pipeline == 1 else SCHEDULES[self.schedule].min_micro_batches(self.pipeline)
+        return self.facts.min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
         """Return why a global batch cannot be divided among its parts, with sizes that work; None if it can."""
@@ -236,7 +226,7 @@ class Cluster(Section):
     nodes: Positive = 1
     min_nodes: Positive | None = None
     save_seconds: Positive = 300
-    sbatch: Words = ()
+    sbatch: SbatchOptions = ()
     setup: Words = ()
     image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
     mounts: Words = ()
@@ -247,6 +237,3 @@ class Cluster(Section):
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
         if (value := self.inter_bandwidth or 0.0) > FASTEST:
             yield f"inter_bandwidth = {value:g} is more than any network has; give GB/s, at most {FASTEST:,}"
-        for option in self.sbatch:
-            if not re.fullmatch(r"--?[A-Za-z][^\r\n]*", option):
-                yield f'sbatch: "{option}" is not an option of sbatch; write it as "--partition=gpu"'

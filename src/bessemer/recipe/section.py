@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode rejects for a tuple
+SbatchOptions = Annotated[tuple[Annotated[str, Field(pattern=r"^--?[A-Za-z][^\r\n]*$")], ...], Field(strict=False)]
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

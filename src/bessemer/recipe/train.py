@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeInt
 
 from bessemer.recipe.section import Positive, Section, Share
-from bessemer.recipe.uses import NamedRule, Use, require_known, takes_settings
+from bessemer.recipe.uses import NamedRule, Use, names_extension, takes_settings
 
 
 class Masking(Section):
@@ -48,7 +48,7 @@ class Optimizer(NamedRule):
 
     extension: ClassVar[str] = "optimizers"
 
-    kind: str = Field("adamw", min_length=1)
+    kind: Annotated[str, names_extension("optimizers")] = "adamw"
     settings: Annotated[Settings, takes_settings("optimizers", "kind", is_of_own=True)] = None
     learning_rate: float | None = Field(None, gt=0)
     betas: tuple[DecayRate, DecayRate] | None = Field(None, strict=False)
@@ -74,7 +74,7 @@ class Schedule(NamedRule):
 
     extension: ClassVar[str] = "schedules"
 
-    kind: str = Field("cosine", min_length=1)
+    kind: Annotated[str, names_extension("schedules")] = "cosine"
     settings: Annotated[Settings, takes_settings("schedules", "kind", is_of_own=True)] = None
     warmup_steps: int | None = Field(None, ge=0)
     decay_share: Share = 0.2
@@ -106,7 +106,7 @@ class Train(Section):
     """Settings of the training step and loop."""
 
     objective_code: str | None = None
-    objective: str = Field("causal", min_length=1)
+    objective: Annotated[str, names_extension("objectives", code="objective_code")] = "causal"
     objective_settings: Annotated[Settings, takes_settings("objectives", "objective", is_of_own=True)] = None
     masking: Masking = Masking()
     classify: Classify = Classify()
@@ -136,11 +136,6 @@ class Train(Section):
     validate_every: int | None = Field(None, gt=0)
     callbacks: tuple[Annotated[Use, takes_settings("callbacks")], ...] = Field((), strict=False)
 
-    @field_validator("objective")
-    @classmethod
-    def _is_known(cls, objective: str, info: ValidationInfo) -> str:
-        return require_known("objectives", objective, info, was_found=info.data.get("objective_code") is not None)
-
     @property
     def objective_rule(self) -> ObjectiveRule:
         """The objective's class with its settings."""
@@ -162,8 +157,6 @@ class Train(Section):
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
             yield f"tokens and {other} exclude each other; give one of them"
-        if self.objective_settings and self.objective_rule.is_built_in:
-            yield f"objective_settings has no effect with objective = {self.objective!r}; it is for classes of your own"
         if self.start_step is not None and self.start is None:
             yield "start_step has no effect without train.start; set train.start or remove start_step"
         if self.objective == "classify" and self.z_loss:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError, first_line
@@ -65,20 +65,28 @@ class Use(Section):
         return self.model_extra or {}
 
 
-def require_known(kind: str, name: str, info: ValidationInfo, *, was_found: bool) -> str:
-    """Return the name of an extension if it can be found.
+def names_extension(kind: str, *known: str, code: str = "code") -> AfterValidator:
+    """Return a validator of a key that names an extension: it can be found, and used where the validation loads it.
 
-    Raises ValueError if it cannot be found, or cannot be used where the validation loads it. With `was_found`, an
-    earlier look-up, maybe on another machine, counts as found.
+    Args:
+        kind: The kind of the extension.
+        known: Names that need no look-up.
+        code: The key, declared before this one in the same table, with the digest of the class from an earlier look-up,
+            maybe on another machine, which counts as found. So does a file, if the table has no such key.
     """
-    try:
-        if _is_loaded(name, info):
-            _ = extensions.find(kind, name).target
-        elif not was_found:
-            extensions.find(kind, name)
-    except InputError as error:
-        raise ValueError(str(error)) from None
-    return name
+
+    def check(name: str, info: ValidationInfo) -> str:
+        in_file = code not in info.data and extensions.IN_FILE.fullmatch(name)
+        try:
+            if _is_loaded(name, info):
+                _ = extensions.find(kind, name).target
+            elif name not in known and not in_file and info.data.get(code) is None:
+                extensions.find(kind, name)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    return AfterValidator(check)
 
 
 def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> AfterValidator:
@@ -87,11 +95,13 @@ def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> Afte
     Args:
         kind: The kind of the extension.
         key: The key that names it, declared before the settings in the same table; empty for a `Use`.
-        is_of_own: Skip built-in classes, whose settings are other keys of the table.
+        is_of_own: Reject settings of a built-in class, whose settings are other keys of the table.
     """
 
     def check(value: Any, info: ValidationInfo) -> Any:
         name, settings = (info.data.get(key), value) if key else (value.use, value.settings)
+        if is_of_own and settings and name in extensions.built_in_names(kind):
+            raise ValueError(f"has no effect with {key} = {name!r}; it is for classes of your own")
         if _is_loaded(name, info) and not (is_of_own and name in extensions.built_in_names(kind)):
             try:
                 make(kind, str(name), settings or {})
@@ -119,15 +129,6 @@ class NamedRule(Section):
     code: str | None = None
     kind: str = Field(min_length=1)
     settings: dict[str, Any] | None = None
-
-    @field_validator("kind")
-    @classmethod
-    def _is_known(cls, kind: str, info: ValidationInfo) -> str:
-        return require_known(cls.extension, kind, info, was_found=info.data.get("code") is not None)
-
-    def _complaints(self) -> Iterator[str]:
-        if self.settings and self.is_built_in:
-            yield f"settings has no effect with kind = {self.kind!r}; it is for classes of your own"
 
     @property
     def is_built_in(self) -> bool:
@@ -170,20 +171,21 @@ def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
     """Yield the extensions that the values of a recipe name; malformed values are left to the validation."""
     for key, kind in KEYS.items():
         *path, last = key.split(".")
-        for location, table in _tables(values, path):
+        for location, table in tables_at(values, path):
             if isinstance(table.get(last), str):
                 yield NamedExtension(kind, table, last, location)
 
 
-def _tables(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
+def tables_at(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """Yield the tables at a path of keys in the values of a recipe, with their locations; malformed values are skipped."""
     if isinstance(value, list):
         for number, item in enumerate(value):
-            yield from _tables(item, path, (*at, number))
+            yield from tables_at(item, path, (*at, number))
     elif isinstance(value, dict):
         if not path:
             yield at, value
         elif path[0] in value:
-            yield from _tables(value[path[0]], path[1:], (*at, path[0]))
+            yield from tables_at(value[path[0]], path[1:], (*at, path[0]))
 
 
 def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:

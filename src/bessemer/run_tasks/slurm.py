@@ -221,7 +221,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
         "ntasks": 1,
         "cpus-per-task": 1,
         "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
-        **options.model_dump(exclude={"memory", "setup"}, exclude_none=True),
+        "time": options.time,
         "output": sbatch_path(folder / "logs", "%a.out"),
     }
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
@@ -229,7 +229,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in flags.items()),
-        "#SBATCH --requeue",
+        *(f"#SBATCH {option}" for option in (*options.sbatch, "--requeue")),
         "set -eo pipefail",  # a set-up that fails ends the job in Slurm's state FAILED
         *options.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),

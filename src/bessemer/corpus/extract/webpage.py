@@ -17,8 +17,6 @@ from bessemer.corpus.readers.encodings import codec, detected, unicode_of
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
 
-# Largest page. Common Crawl truncates pages at 5 MiB, and libxml2, trafilatura's parser, fails on 10 MB of text.
-MAX_HTML_BYTES = 8 << 20
 # Maximum number of tags for trafilatura. 100,000 take 1 to 2 s, but 5 s in pages of divisions without paragraphs, where one
 # of its queries is quadratic (13.6 s at 167,000). A time limit would give different texts on different machines.
 MAX_TAGS = 100_000
@@ -135,11 +133,6 @@ def _check_formatting(html: str) -> None:
         most = max(most, unclosed)
     if most > 2 and most * html.count("<") > MAX_REOPENED:
         raise NotText(f"HTML nested too deeply: {most} formatting elements are open at one time")
-
-
-def max_html_bytes(settings: Extract) -> int:
-    """Return the maximum size of a page in bytes."""
-    return settings.max_html_bytes or MAX_HTML_BYTES
 
 
 def check_engine(settings: Extract) -> None:

@@ -112,6 +112,7 @@ class Reader(ExtensionBase, ABC):
         has_fields: True if documents are records with the fields that `text_key` and `label_key` name.
         has_encoding: True if the source may name the encoding of its files.
         may_hang: True if one document may take long to read; `corpus.document_seconds` then limits the time.
+        is_stream: True if a sample reads only the beginning of a file, up to `Part.end`.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -121,6 +122,7 @@ class Reader(ExtensionBase, ABC):
     has_fields: ClassVar[bool] = False
     has_encoding: ClassVar[bool] = False
     may_hang: ClassVar[bool] = False
+    is_stream: ClassVar[bool] = False
 
     _context: Context = PrivateAttr()
 
@@ -141,7 +143,7 @@ class Reader(ExtensionBase, ABC):
 
     def split(self, file: File) -> Iterable[Part]:
         """Split a file into parts that are read independently. The default is one part, the whole file."""
-        return [self.part(file)]
+        return [self._stream(file) if self.is_stream else self.part(file)]
 
     @abstractmethod
     def read(self, part: Part) -> Iterable[Document]:

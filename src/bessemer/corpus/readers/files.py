@@ -79,8 +79,7 @@ def listing(source: Source) -> Listing:
             if not is_named and is_excluded(file.name, source.exclude):
                 continue
             if file.is_regular and (is_named or is_wanted(source, file)):
-                matched = True
-                _add(found, file)
+                matched, found[file.name] = True, file
             elif not pattern.startswith(PLACEHOLDER):
                 other[file.name] = file
         if not matched:
@@ -128,21 +127,12 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
         ) from None
 
 
-def _add(found: dict[str, File], file: File) -> None:
-    """Add a file unless it is already there. A different file with the same name gets a new name."""
-    there = found.get(file.name)
-    if there is None:
-        found[file.name] = file
-    elif os.path.realpath(there.path) != os.path.realpath(file.path) and not filesystem.is_remote(file.path):
-        _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
-
-
 def _of_python(source: Source, pattern: str) -> Iterator[File]:
     place, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
     paths = sysconfig.get_paths()
     folders = {
         "stdlib": [paths["stdlib"]],
-        "site-packages": list(dict.fromkeys([paths["purelib"], paths["platlib"]])),
+        "site-packages": list(dict.fromkeys(map(os.path.realpath, (paths["purelib"], paths["platlib"])))),
     }
     if place not in folders:
         raise InputError(
@@ -150,13 +140,13 @@ def _of_python(source: Source, pattern: str) -> Iterator[File]:
             "or python://site-packages"
         )
     left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
-    for folder in folders[place]:
+    for folder, name in zip(folders[place], (place, f"{place}~2"), strict=False):
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
         for file in chain.from_iterable(walk(root, folder, left_out) for root in roots):
             is_left_out = place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
             # The help topics are prose in a string literal, so only the format `descriptions` reads them.
             if not (is_left_out or (source.format == "code" and file.name.endswith(TOPICS))):
-                yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
+                yield replace(file, name=f"{PLACEHOLDER}{name}/{file.name}")
 
 
 def walk(root: str, base: str, left_out: tuple[str, ...]) -> Iterator[File]:

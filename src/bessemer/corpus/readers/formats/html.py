@@ -19,7 +19,7 @@ class HtmlReader(TextReader):
     may_hang = True
 
     def _max_bytes(self) -> int:
-        return webpage.max_html_bytes(self.context.corpus.extract)
+        return self.context.corpus.extract.max_html_bytes
 
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
         settings, metadata = self.context.corpus.extract, dict[str, Any]()

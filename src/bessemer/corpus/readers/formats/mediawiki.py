@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -36,6 +36,7 @@ class MediawikiReader(Reader):
 
     suffixes = (".xml",)
     may_hang = True
+    is_stream = True
 
     @classmethod
     def matches(cls, path: str) -> bool:
@@ -51,10 +52,6 @@ class MediawikiReader(Reader):
             with suppress(OSError), open(file.path, "rb") as stream:
                 return _ROOT in beginning(stream, compression_of(file.path), HEAD_BYTES)
         return False
-
-    def split(self, file: File) -> Iterable[Part]:
-        """Return one part: the dump, or its beginning when a sample is read."""
-        return [self._stream(file)]
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the articles."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
-from bessemer.corpus.readers.base import File, Part, Reader
+from bessemer.corpus.readers.base import Part, Reader
 from bessemer.corpus.readers.formats.text import failure
 from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
 from bessemer.recipe import Extract
@@ -46,10 +46,7 @@ class WarcReader(Reader):
     suffixes = (".warc", ".wet")
     is_web = True
     may_hang = True
-
-    def split(self, file: File) -> Iterable[Part]:
-        """Return one part: the archive, or its beginning when a sample is read."""
-        return [self._stream(file)]
+    is_stream = True
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the pages."""
@@ -139,7 +136,7 @@ def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> No
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type and media_type not in HTML_TYPES:
         return record.reject("not_html", media_type[:200])
-    limit = webpage.max_html_bytes(settings)
+    limit = settings.max_html_bytes
     raw, damage = _decode_body(block, fields, limit)
     if truncated := headers.get("WARC-Truncated"):
         damage = damage or f"truncated by the crawler: {truncated[:40]}"
