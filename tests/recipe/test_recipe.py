@@ -163,7 +163,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("texts/none", None), ("book.doc", b"\xd0\xcf\x11\xe0"), ("book.pdf", b"%PDF-1.7 of plain letters"), ("nothing", b"\n"),
+    [("texts/none", None), ("book.doc", b"\xd0\xcf\x11\xe0\0\0"), ("book.pdf", b"%PDF-1.7 of plain letters"), ("nothing", b"\n"),
      ("my.yaml", b"model:\n  depth: 4\n"), ("typo", b"[run]\nname = x\n"), ("broken", b"[run]\nname = 'x'\nsteps = \0"),
      ("my.toml", b"Dear all,")],
 )  # fmt: skip
