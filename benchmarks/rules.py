@@ -29,7 +29,7 @@ from machine import describe
 from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.rules.apply import CITATION, apply, check, edit_c4
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
+from bessemer.recipe.rules import C4, Fineweb, GopherQuality, GopherRepetition
 from bessemer.text import words
 from bessemer.text.statistics import Statistics
 
@@ -37,7 +37,7 @@ FILTERS: dict[str, Callable[[str], Reject | None]] = {
     "gopher_quality": lambda text: check("gopher_quality", Statistics(text), GopherQuality()),
     "gopher_repetition": lambda text: check("gopher_repetition", Statistics(text), GopherRepetition()),
     "c4": lambda text: edit_c4(Statistics(text), C4())[1],
-    "fineweb": lambda text: check("fineweb", Statistics(text), FineWeb()),
+    "fineweb": lambda text: check("fineweb", Statistics(text), Fineweb()),
 }
 REASONS = {
     "gopher_short_doc": "few_words", "gopher_long_doc": "many_words", "gopher_below_avg_threshold": "short_words",
@@ -127,7 +127,7 @@ def main() -> None:
     every = Rules(
         min_characters=0, max_characters=10**9, max_mean_line_length=1e9, min_alphanumeric_share=0.0,
         min_unique_line_share=0.0, gopher_quality=GopherQuality(), gopher_repetition=GopherRepetition(), c4=C4(),
-        fineweb=FineWeb(),
+        fineweb=Fineweb(),
     )  # fmt: skip
     for decide in FILTERS.values():
         decide(texts[0])  # compiles before the clock starts

@@ -50,11 +50,11 @@ def _limits(rule_set: str) -> Any:
             most = 1.0 if limit.endswith("_share") else None
             kind = Annotated[kind, Field(ge=facts.get("least", 0), le=most)]
         fields[limit] = (kind, Field(default, description=facts["means"]))
-    return create_model("Limits", __base__=Limits, __doc__=f"The limits of the rule set {rule_set}.", **fields)
+    return create_model(rule_set.title().replace("_", ""), __base__=Limits, __module__=__name__, **fields)
 
 
 LIMITS = {name: _limits(name) for name in SETS}
-C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook = (LIMITS[name] for name in sorted(LIMITS))
+C4, Code, Fineweb, GopherQuality, GopherRepetition, Refinedweb, Textbook = (LIMITS[name] for name in sorted(LIMITS))
 
 
 def _set_tables() -> Any:

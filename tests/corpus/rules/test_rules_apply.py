@@ -9,12 +9,12 @@ from bessemer.corpus.filters.rules import apply as rules_apply
 from bessemer.corpus.filters.rules.apply import RULE_REASONS
 from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, Textbook
+from bessemer.recipe.rules import C4, Code, Fineweb, GopherQuality, GopherRepetition, Textbook
 from tests.costs import no_quadratic_pass
 
 EVERY = {
     "code": Code(), "textbook": Textbook(), "gopher_quality": GopherQuality(), "gopher_repetition": GopherRepetition(),
-    "c4": C4(), "fineweb": FineWeb(),
+    "c4": C4(), "fineweb": Fineweb(),
 }  # fmt: skip
 OPEN = {
     "min_characters": 0, "max_characters": 10**9, "max_mean_line_length": 1e12, "min_alphanumeric_share": 0.0,

@@ -7,7 +7,7 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe import parse
-from bessemer.recipe.rules import RefinedWeb
+from bessemer.recipe.rules import Refinedweb
 
 
 def test_urls_are_judged_by_refinedweb_rules(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_urls_are_judged_by_refinedweb_rules(tmp_path: Path) -> None:
         (tmp_path / name).write_text("# a comment\n" + "\n".join(lines) + "\n", encoding="utf-8")
         return str(tmp_path / name)
 
-    settings = RefinedWeb(
+    settings = Refinedweb(
         domains=written("domains", "bad.example", "Evil.co.uk"),
         urls=written("urls", "ok.example/one/page"),
         url_words=written("words", "casino"),
@@ -44,4 +44,4 @@ def test_urls_are_judged_by_refinedweb_rules(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="corpus.rules.refinedweb"):
         parse('[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.rules.refinedweb]\n', "test")
     with pytest.raises(InputError, match="corpus.rules.refinedweb.domains"):
-        judge_url("https://x.org", RefinedWeb(domains=str(tmp_path / "nowhere")))
+        judge_url("https://x.org", Refinedweb(domains=str(tmp_path / "nowhere")))

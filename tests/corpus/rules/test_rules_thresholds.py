@@ -6,12 +6,12 @@ import pytest
 
 from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.rules.apply import RULES, check
-from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Textbook
+from bessemer.recipe.rules import Code, Fineweb, GopherQuality, GopherRepetition, Textbook
 from bessemer.text.statistics import Statistics
 
 SETS = {
     "code": Code, "textbook": Textbook, "gopher_quality": GopherQuality, "gopher_repetition": GopherRepetition,
-    "fineweb": FineWeb,
+    "fineweb": Fineweb,
 }  # fmt: skip
 
 
