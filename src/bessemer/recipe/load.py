@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,6 @@ from bessemer.storage import hub
 LONGEST_TEXT = 20_000_000  # max_characters in the recipe for a folder or file of text, whose books are single documents
 SAMPLE_BYTES = 8000  # read from a file to distinguish recipes, text and binary data
 TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|train)\]", re.MULTILINE)
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MIN_TEXT_BYTES = 4_000  # clean text, two pages; less does not support even the smallest vocabulary
 SomeSection = TypeVar("SomeSection", bound=Section)
 PATHS = [key.split(".") for key in DESCRIPTIONS["paths"]["keys"]]
@@ -124,13 +124,11 @@ def is_text(path: Path) -> bool:
 
 def _holds_text(path: Path) -> bool:
     """Return True if a file begins like text, without a NUL (except UTF-16), and not like a recipe."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(SAMPLE_BYTES)
-    except OSError:
-        return False
-    is_text = bool(head.strip()) and 0 not in head and not head.startswith(b"%PDF-")
-    return (is_text or head.startswith(UTF_16)) and not TABLE.search(head)
+    head = b""
+    with suppress(OSError), open(path, "rb") as file:
+        head = file.read(SAMPLE_BYTES)
+    is_plain = head.strip() and 0 not in head and not head.startswith(b"%PDF-")
+    return bool(is_plain or head.startswith((b"\xff\xfe", b"\xfe\xff"))) and not TABLE.search(head)
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
