@@ -233,7 +233,7 @@ def test_the_notebook_runs_and_its_findings_hold(path: Path, monkeypatch: pytest
 
 
 def test_notebooks_are_short_and_committed_without_outputs() -> None:
-    assert len(NOTEBOOKS) == 16
+    assert len(NOTEBOOKS) == 17
     for path in NOTEBOOKS:
         cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         lines = [line.strip() for cell in cells for line in cell["source"]]
