@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from bessemer.api import exports, html
-from bessemer.api.keys import make_recipe, merge, nest, run_table, use_of
+from bessemer.api.keys import make_recipe, run_table, use_of, with_keys
 from bessemer.api.tokens import TokenDataset, link_stage
 from bessemer.common.console import say
 from bessemer.common.errors import InputError
-from bessemer.common.extensions import is_importable, is_of_process
+from bessemer.common.extensions import is_of_process
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
 from bessemer.storage.path import published_folder
+from bessemer.tokens.documents import part_files, read_rows
 from bessemer.workflow import stages
 from bessemer.workflow.session import Session
 
@@ -74,12 +75,7 @@ class TextDataset:
         Raises:
             InputError: A class cannot be used as a filter.
         """
-        uses = [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]
-        alone = [type(one).__name__ for one in filters if not is_importable(type(one))]
-        if not alone:
-            return self._with({"filters": uses})
-        say(f"  {alone[0]} is not defined at the top level of a file: filtering runs in this process only")
-        return self._with({"filters": uses, "workers": 1})
+        return self._with({"filters": [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]})
 
     def deduplicate(self, **keys: Any) -> TextDataset:
         """Return a dataset without exact and near duplicates.
@@ -101,7 +97,7 @@ class TextDataset:
         Raises:
             InputError: A key is invalid.
         """
-        return self._with(merge(self.keys, nest(keys)))
+        return self._with(with_keys(self.keys, keys))
 
     def tokenize(
         self, *, vocabulary: int | None = None, tokenizer: str | Path | None = None, **keys: Any
@@ -117,8 +113,8 @@ class TextDataset:
         Raises:
             InputError: A key is invalid.
         """
-        place = None if tokenizer is None else str(tokenizer)
-        chosen = {key: value for key, value in {"vocabulary": vocabulary, "path": place}.items() if value is not None}
+        given = {"vocabulary": vocabulary, "path": tokenizer and str(tokenizer)}
+        chosen = {key: value for key, value in given.items() if value is not None}
         tokens = TokenDataset({"corpus": self.keys, "tokenizer": chosen, "tokens": keys}, lend=self.lend)
         tokens.recipe(Path("tokens"))
         return tokens
@@ -167,7 +163,6 @@ class TextDataset:
         The keys are identity, text, source, path, place, url, language, metadata (JSON) and label.
         """
         from bessemer.corpus.document import COLUMNS
-        from bessemer.tokens.documents import read_rows
 
         for batch in read_rows(self._files, list(COLUMNS)):
             yield from batch.to_pylist()
@@ -211,17 +206,20 @@ class TextDataset:
 
     @property
     def _files(self) -> list[AnyPath]:
-        from bessemer.tokens.documents import part_files
-
         return part_files(published_folder(self._run.corpus) / "documents")
 
     def _with(self, keys: Mapping[str, Any]) -> TextDataset:
-        made = TextDataset({**self.keys, **keys})
+        """Return a dataset with these keys of [corpus]; filters that only this process finds run in it."""
+        changed = {**self.keys, **keys}
+        names = [use["use"].partition("@")[0] for use in changed.get("filters", ()) if is_of_process(use["use"])]
+        if names and "workers" not in changed:
+            say(f"  {names[0]} is not defined at the top level of a file: filtering runs in this process only")
+        if names and (changed.get("engine", "local"), changed.setdefault("workers", 1)) != ("local", 1):
+            raise InputError(
+                f"{names[0]} is defined in a notebook, so only one local worker can use it; move it to a file"
+            )
+        made = TextDataset(changed)
         made.recipe(Path("documents"))
-        alone = [use["use"] for use in made.keys.get("filters", ()) if is_of_process(use["use"])]
-        if alone and (made.keys.get("engine", "local"), made.keys.get("workers")) != ("local", 1):
-            name = alone[0].partition("@")[0]
-            raise InputError(f"{name} is defined in a notebook, so only one local worker can use it; move it to a file")
         return made
 
     def __repr__(self) -> str:

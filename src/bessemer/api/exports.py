@@ -13,8 +13,6 @@ from bessemer.common.errors import InputError, require_import
 from bessemer.tokens.loader import ConcatenatedSplit
 from bessemer.tokens.shards import TokenStore
 
-PACKAGE = "to_datasets needs datasets; install it with: pip install datasets"
-
 
 class TokenSequences:
     """A map-style dataset of fixed-length sequences, cut from the concatenated documents of each source.
@@ -42,19 +40,21 @@ class TokenSequences:
         return {"input_ids": rows.inputs[0].astype(np.int64), "targets": rows.targets[0].astype(np.int64)}
 
 
+def _datasets() -> Any:
+    with require_import("to_datasets needs datasets; install it with: pip install datasets"):
+        import datasets
+    return datasets
+
+
 def datasets_of_parquet(paths: list[str]) -> Any:
     """Return a streaming Hugging Face dataset of the rows of Parquet files."""
-    with require_import(PACKAGE):
-        import datasets
-    return datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
+    return _datasets().load_dataset("parquet", data_files=paths, split="train", streaming=True)
 
 
 def datasets_of_tokens(store: TokenStore, split: str) -> Any:
     """Return a Hugging Face dataset of the tokenized documents of a split; DataLoader workers divide the shards."""
-    with require_import(PACKAGE):
-        import datasets
     shards = [(name, shard.path.name) for name in store.sources for shard in store.split(name, split).shards]
-    return datasets.IterableDataset.from_generator(_rows, gen_kwargs={"folder": str(store.folder), "shards": shards})
+    return _datasets().IterableDataset.from_generator(_rows, gen_kwargs={"folder": str(store.folder), "shards": shards})
 
 
 def _rows(folder: str, shards: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:

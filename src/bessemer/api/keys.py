@@ -11,6 +11,7 @@ import tomli_w
 
 from bessemer.common import extensions
 from bessemer.common.errors import InputError
+from bessemer.launch.cluster_files import merge
 from bessemer.recipe import Recipe, parse
 from bessemer.recipe.uses import ExtensionBase
 from bessemer.tokens.tokenizer.choice import resolve_tokenizer
@@ -26,23 +27,14 @@ def write_overrides(keys: Mapping[str, Any]) -> list[str]:
         raise InputError(f"keys: a recipe cannot hold this value: {error}") from None
 
 
-def nest(keys: Mapping[str, Any]) -> Tables:
-    """Turn dotted keys into nested tables."""
-    tables: Tables = {}
+def with_keys(tables: Mapping[str, Any], keys: Mapping[str, Any]) -> Tables:
+    """Return tables with the values of dotted keys; a table is merged, and so are the entries of a list that have names."""
+    changed = dict(tables)
     for key, value in keys.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        tables = merge(tables, value)
-    return tables
-
-
-def merge(values: Mapping[str, Any], others: Mapping[str, Any]) -> Tables:
-    """Merge two sets of recipe tables recursively; the values of `others` win."""
-    both = {
-        name: merge(values[name], one) if isinstance(one, Mapping) and isinstance(values.get(name), Mapping) else one
-        for name, one in others.items()
-    }
-    return {**values, **both}
+        changed = merge(changed, value)
+    return changed
 
 
 def run_table(path: Path) -> Tables:

@@ -179,22 +179,18 @@ class TrainingRun:
         if not ids:
             raise InputError("loss: the text is empty; pass at least one character")
         whole = torch.tensor([[*before, *ids]], device=trainer.device.torch_device)
-        targets = whole[:, 1:].clone()
-        targets[:, : len(before) - 1] = -1
-        nats: list[float] = []
-        for start in range(0, targets.shape[1], model.config.positions_length):
-            part = slice(start, start + model.config.positions_length)
-            batch = LocalBatch(whole[:, :-1][:, part], targets[:, part])
+        nats, limit = list[float](), model.config.positions_length
+        for batch in map(LocalBatch, whole[:, :-1].split(limit, 1), whole[:, 1:].split(limit, 1)):
             with torch.no_grad(), trainer.autocast():
                 nats_BT, _ = trainer.task.score(model, model(batch.inputs_BL), batch)
             nats += nats_BT[0].double().tolist()
-        nats, pieces = nats[len(before) - 1 :], tokenizer.token_byte_values() if per_token else []
-        rows = zip(ids, nats, strict=True) if per_token else ()
-        total, num_bytes = math.fsum(nats), len(text.encode())
-        return TextLoss(
-            total, len(ids), num_bytes, total / math.log(2) / num_bytes if store.counts_bytes else None,
-            tuple(TokenLoss(one, pieces[one].decode(errors="replace"), value) for one, value in rows),
-        )  # fmt: skip
+        nats, num_bytes, tokens = nats[len(before) - 1 :], len(text.encode()), tuple[TokenLoss, ...]()
+        if per_token:
+            pieces, rows = tokenizer.token_byte_values(), zip(ids, nats, strict=True)
+            tokens = tuple(TokenLoss(one, pieces[one].decode(errors="replace"), value) for one, value in rows)
+        total = math.fsum(nats)
+        bits_per_byte = total / math.log(2) / num_bytes if store.counts_bytes else None
+        return TextLoss(total, len(ids), num_bytes, bits_per_byte, tokens)
 
     def batch(self, step: int) -> StepBatch:
         """Return the global batch that a training step reads, without the samples that a rollback skipped.
@@ -225,8 +221,7 @@ class TrainingRun:
         newest = next(reversed(self.steps), None)
         wanted = newest if step is None else find_step(self.files, step, "step")
         if wanted not in self._models:
-            chosen = Weights(step=None if wanted == newest else wanted)
-            store, restored = load_model(self.recipe, self.files, chosen)
+            store, restored = load_model(self.recipe, self.files, Weights(step=None if wanted == newest else wanted))
             tokenizer = Tokenizer.load(store.folder / "tokenizer.json", self.recipe.tokenizer.end_of_text)
             self._models = {wanted: (store, restored.trainer, tokenizer)}
         return self._models[wanted]
@@ -254,7 +249,6 @@ def open_run(path: str | Path) -> TrainingRun:
     Raises:
         InputError: The folder is not a run directory with a recipe.
     """
-    folder = Path(path)
-    if not (folder / "recipe.toml").is_file():
-        raise InputError(f"{folder}: not a run directory (no recipe.toml); create one with `bessemer run RECIPE`")
-    return TrainingRun(folder)
+    if not (Path(path) / "recipe.toml").is_file():
+        raise InputError(f"{path}: not a run directory (no recipe.toml); create one with `bessemer run RECIPE`")
+    return TrainingRun(Path(path))

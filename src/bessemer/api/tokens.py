@@ -13,7 +13,7 @@ import tomli_w
 from bessemer.api import exports, html
 from bessemer.api.keys import make_recipe, run_table
 from bessemer.common.console import amount
-from bessemer.common.errors import InputError, TooFewIds
+from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import link_or_copy
@@ -27,8 +27,6 @@ from bessemer.workflow.session import Session
 if TYPE_CHECKING:
     import datasets
 
-SHOWN = 5  # documents shown in a notebook
-
 
 class TokenDataset:
     """A dataset of documents as token ids, encoded when tokens are first needed.
@@ -41,7 +39,10 @@ class TokenDataset:
     """
 
     def __init__(
-        self, tables: Mapping[str, Any], path: Path | None = None, lend: Callable[[RunDirectory], None] | None = None
+        self,
+        tables: Mapping[str, Any],
+        path: Path | None = None,
+        lend: Callable[[RunDirectory], None] = lambda run: None,
     ) -> None:
         """Create a dataset from tables of a recipe, or of the tokens in the run directory `path`.
 
@@ -70,19 +71,11 @@ class TokenDataset:
             InputError: The text is too small for the vocabulary, or the documents or the tokenizer cannot be used.
         """
         run = RunDirectory(Path(path))
-        recipe = self.recipe(run.path)
-        session = Session(recipe, run)
+        session = Session(self.recipe(run.path), run)
         with run.lock():
-            if self._lend_documents is not None:
-                self._lend_documents(run)
+            self._lend_documents(run)
             stages.corpus(session)
-            recipe = derive.with_held_out(recipe, run)
-            try:
-                stages.write_tokens(session, recipe)
-            except TooFewIds as error:
-                if recipe.tokenizer.vocabulary is not None:
-                    raise
-                stages.write_tokens(session, recipe.changed(tokenizer={"vocabulary": error.supported}))
+            stages.tokens(session, derive.with_held_out)
         return TokenDataset(self.tables, run.path, self._lend_documents)
 
     def lend(self, run: RunDirectory) -> None:
@@ -93,8 +86,7 @@ class TokenDataset:
         """
         theirs = RunDirectory(self.store.folder.parent)
         for source, target in ((theirs.corpus, run.corpus), (theirs.tokens, run.tokens)):
-            if source.exists():
-                link_stage(source, target)
+            link_stage(source, target)
         if TokenStore.open(run.tokens).digest != self.store.digest:
             raise InputError(f"{run.path}: this run has other tokens; set another run.name")
 
@@ -200,7 +192,7 @@ def _checked(split: str) -> str:
 
 
 def link_stage(source: Path, target: Path) -> None:
-    """Publish a stage of another run at `target` by hard links, unless `target` exists."""
-    if not target.exists():
+    """Publish a stage of another run, if it has it, at `target` by hard links, unless `target` exists."""
+    if source.exists() and not target.exists():
         with staging(target) as staged:
             link_or_copy(source.resolve(), staged)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.api.keys import Tables, make_recipe, merge, nest, require_part, run_table, use_of, write_overrides
+from bessemer.api.keys import make_recipe, require_part, run_table, use_of, with_keys, write_overrides
 from bessemer.api.run import TrainingRun
 from bessemer.common.console import say
 from bessemer.common.extensions import reference_to
@@ -44,17 +44,21 @@ def train_model(
         InputError: An argument is invalid, or the run directory holds another training.
         BessemerError: The training failed, or was stopped (`Stopped`). Repeat the call to resume it.
     """
-    is_own = recipe is None or isinstance(recipe, Mapping)
-    values = _tables(recipe, keys or {})
+    if isinstance(recipe, (str, Path)):
+        where, loaded = str(recipe), load(recipe, write_overrides(keys or {}), trust_code=False)
+        values = loaded.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    else:
+        where, values = "keys", with_keys(with_keys({}, recipe or {}), keys or {})
     if tokens is not None:
         if tokens.tables and {"corpus", "tokenizer"} & values.keys():
             say("  the corpus and tokenizer of the tokens replace those of the recipe")
         place = run_table(tokens.path) if tokens.path is not None else {}
-        values = merge({**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables)
+        values = with_keys(
+            {**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables
+        )
     for one in callbacks:
         require_part("callbacks", one)
-    where = "keys" if is_own else str(recipe)
-    chosen = make_recipe(values, where, is_trusted=is_own)
+    chosen = make_recipe(values, where, is_trusted=not isinstance(recipe, (str, Path)))
     run = RunDirectory(chosen.run.folder)
     if chosen.parallel.auto:
         chosen = with_chosen_layout(chosen, run)
@@ -71,11 +75,3 @@ def train_model(
             tokens.lend(run)
         stages.run_all(session, own, has_tokens=tokens is not None)
     return TrainingRun(run.path)
-
-
-def _tables(recipe: str | Path | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> Tables:
-    """Return the tables of a recipe, overridden by `keys`."""
-    if recipe is None or isinstance(recipe, Mapping):
-        return merge(nest(recipe or {}), nest(keys))
-    loaded = load(recipe, write_overrides(keys), trust_code=False)
-    return loaded.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)

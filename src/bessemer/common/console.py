@@ -1,7 +1,7 @@
 """Console output: lines, warnings and progress bars on standard error, and formats of numbers.
 
-Results go to standard output, so that they can be piped. Under `--json` everything here except warnings is silent. Bars are
-drawn only on a terminal; elsewhere, such as in a log file, long work prints a line from time to time.
+Results go to standard output, so that they can be piped. Under `--json` everything here except warnings is silent. A
+line changes only on a terminal; elsewhere, such as in a log file, long work prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from bessemer.common.errors import redact
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 Advance = Callable[..., None]
 
@@ -128,7 +127,7 @@ def silence_libraries() -> None:
 
 @contextmanager
 def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0) -> Iterator[Advance]:
-    """Show the progress of work: a bar on a terminal or in a notebook, else a line from time to time.
+    """Show the progress of work: a changing line on a terminal, a bar in a notebook, else a line from time to time.
 
     Without a terminal, the first line comes after FIRST_LINE_SECONDS and the next every LINE_SECONDS, unless nested work
     reports. Yields `advance(amount, note="", total=None)`; a new total replaces the previous one.
@@ -144,8 +143,12 @@ def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0
         yield work.advance
     elif sys.stderr.isatty():
         from rich.live import Live
+        from rich.text import Text
 
-        with Live(get_renderable=work.bar, console=shown, refresh_per_second=10, transient=True):
+        def line() -> Text:
+            return Text(f"  {work.line()}", no_wrap=True, overflow="ellipsis")
+
+        with Live(get_renderable=line, console=shown, refresh_per_second=10, transient=True):
             yield work.advance
     else:
         ended, display = threading.Event(), _notebook_display() if shown.is_jupyter and total else None
@@ -188,7 +191,7 @@ def _notebook_display() -> Any:
 
 
 class _Work:
-    """The progress of some work, as a line of text or as a bar."""
+    """The progress of some work as a line of text."""
 
     def __init__(self, what: str, total: int | None, unit: str, begun: int) -> None:
         self._what, self._total, self._unit, self._begun = what, total, unit, begun
@@ -197,32 +200,21 @@ class _Work:
     def advance(self, amount: float = 1, note: str = "", total: int | None = None) -> None:
         self._done, self._note, self._total = self._done + amount, note or self._note, total or self._total
 
-    def bar(self) -> Table:
-        """Return the progress bar as one terminal line, cut at the end on a narrow terminal."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Column, Table
-        from rich.text import Text
-
-        row = Table.grid(
-            Column(width=8), Column(no_wrap=True, overflow="ellipsis", ratio=1), padding=(0, 1), expand=True
-        )
-        row.add_row(ProgressBar(self._total, self._done, pulse=not self._total), Text(self._line()))
-        return row
-
     def report(self, ended: threading.Event, display: Any) -> None:
         """Print progress lines, or update a bar in a notebook, until the work has ended."""
         wait = BAR_SECONDS if display is not None else FIRST_LINE_SECONDS
         while not ended.wait(wait):
             if display is not None:
-                bar = f'<progress value="{self._done}" max="{self._total}"></progress> {html.escape(self._line())}'
+                bar = f'<progress value="{self._done}" max="{self._total}"></progress> {html.escape(self.line())}'
                 display.update({"text/html": bar}, raw=True)
                 continue
             if _open[-1] is self and self._what:
-                console().print(f"  {self._line()}", soft_wrap=True, markup=False)
-                log(self._line())
+                console().print(f"  {self.line()}", soft_wrap=True, markup=False)
+                log(self.line())
             wait = LINE_SECONDS
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """Return amount, speed and remaining time."""
         seconds = monotonic() - self._started
         per_second = (self._done - self._begun) / max(seconds, 1e-9)
         parts = [self._what]

@@ -6,6 +6,7 @@ import ctypes
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from bessemer.common.errors import Stopped
@@ -54,14 +55,9 @@ def stop(number: int, frame: Any) -> None:
     While an earlier stop is handled, only Ctrl-C raises again, because schedulers repeat their signals and cleanup must
     finish.
     """
-    remember(signal.Signals(number).name)
+    RECEIVED.append(signal.Signals(number).name)
     if number == signal.SIGINT or not _is_stopping():
         raise KeyboardInterrupt
-
-
-def remember(name: str) -> None:
-    """Record a stop request under the name of its signal."""
-    RECEIVED.append(name)
 
 
 def _is_stopping() -> bool:
@@ -78,10 +74,9 @@ def last_signal() -> str:
 
 def plain_name(number: int) -> str:
     """Return the name of a signal number."""
-    try:
+    with suppress(ValueError):  # a real-time signal
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def end_with_parent(number: int) -> None:

@@ -146,7 +146,7 @@ def merge(base: Any, more: Any) -> Any:
     """Merge settings into a manifest: tables by key, lists of named tables by name. Any other value replaces the existing one."""
     if isinstance(base, dict) and isinstance(more, dict):
         return base | {key: merge(base.get(key), value) for key, value in more.items()}
-    if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in [*base, *more]):
+    if type(base) is type(more) is list and all(isinstance(item, dict) and "name" in item for item in [*base, *more]):
         by_name = [{item["name"]: item for item in items} for items in (base, more)]
         return list(merge(*by_name).values())
     return more

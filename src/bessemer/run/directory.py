@@ -116,14 +116,6 @@ class RunDirectory:
             with log_to(self.log):
                 yield
 
-    def is_locked(self) -> bool:
-        """Return True if a process on this machine is writing the run."""
-        return lock.is_held(self.lock_file)
-
-    def was_locked_locally(self) -> bool:
-        """Return True if the last process that wrote the run was on this machine."""
-        return lock.was_held_locally(self.lock_file)
-
     def _remove_if_unused(self, is_new: bool) -> None:
         """Remove a new directory that holds nothing but lock and log, so that a rejected command leaves no trace."""
         if is_new and not self.has_begun:
@@ -147,7 +139,5 @@ def temporary_folder(folder: Path, step: int) -> Path:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Return the steps of the published checkpoints in a folder, ascending."""
-    if not folder.is_dir():
-        return []
-    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
+    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(name[1]) for name in names if name)

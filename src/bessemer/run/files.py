@@ -98,16 +98,11 @@ def read_json_or_none(path: Path) -> Any:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON Lines file, without damaged or incomplete lines."""
-    if not path.exists():
-        return []
     rows = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                rows.append(row)
     return rows
 
 

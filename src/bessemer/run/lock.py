@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bessemer.common.errors import BessemerError
@@ -50,19 +50,16 @@ def is_held(path: Path) -> bool:
 
     It reads /proc/locks, because taking the lock could block a process that is starting.
     """
-    try:
-        file = os.stat(path)
-        locks = Path("/proc/locks").read_text()
-    except OSError:
-        return False
-    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    return any("FLOCK" in line and inode in line.split() for line in locks.splitlines())
+    with suppress(OSError):
+        file, locks = os.stat(path), Path("/proc/locks").read_text()
+        inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        return any("FLOCK" in line and inode in line.split() for line in locks.splitlines())
+    return False
 
 
 def was_held_locally(path: Path) -> bool:
     """Return True if the last process that held the lock was on this machine."""
-    try:
+    with suppress(OSError):
         holder = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")
+        return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")
+    return False

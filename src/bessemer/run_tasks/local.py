@@ -30,7 +30,14 @@ Result = TypeVar("Result")
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 2.0  # how long a stopped build waits for threads to release their files
-SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Threads of libraries, since workers share the cores of their machine; Arrow reads the first for its computations
+SINGLE_THREAD = (
+    "OMP_NUM_THREADS",
+    "ARROW_IO_THREADS",
+    "RAYON_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 # Variables passed to workers on other machines: trusted code and store endpoints; credentials come from their machines.
 HANDED_ON = (
     extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION",
@@ -167,14 +174,6 @@ def worker_environment() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1"), **handed_on}
 
 
-def use_one_core() -> None:
-    """Limit the libraries of this process to one core, since workers share the cores of their machine."""
-    import pyarrow as pa
-
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-
-
 def main() -> None:
     """Run the tasks on standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
@@ -188,7 +187,6 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    use_one_core()
     while True:
         print(answer(received.get()), file=answers, flush=True)
 

@@ -10,11 +10,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bessemer.common import interrupt
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, first_line, require_import
 from bessemer.recipe import Work
-from bessemer.run_tasks.local import POLL_SECONDS, worker_environment
+from bessemer.run_tasks.local import in_threads, worker_environment
 from bessemer.run_tasks.task import ATTEMPTS, Task, answer, raise_error, worker_error
 
 PROBE_SECONDS = 10.0
@@ -26,29 +25,25 @@ def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
     """Run tasks on the cluster at `settings.address`, or on one started for this process; yield each when done."""
     ray = _connected(settings)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
-    under_way: dict[Any, Task] = {}
-    left = list(reversed(tasks))
+    under_way = set[Any]()
     # At most `workers` tasks are in flight; if it is not set, the queue of the cluster is kept filled.
     ahead = settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1) * WAITING_PER_CORE
-    try:
-        while left or under_way:
-            interrupt.check()
-            while left and len(under_way) < ahead:
-                task = left.pop()
-                under_way[remote.remote(task.to_json())] = task
-            ready, _ = ray.wait(list(under_way), num_returns=1, timeout=POLL_SECONDS)
-            for reference in ready:
-                task = under_way.pop(reference)
-                try:
-                    raise_error(ray.get(reference))
-                except ray.exceptions.RayError as error:  # its node was lost, or its worker died too often
-                    reason = f"{type(error).__name__}: {first_line(error)}"[:300]
-                    raise worker_error(task, reason, "lower corpus.workers") from None
-                yield task
-    finally:
+
+    def run(task: Task) -> None:
+        under_way.add(reference := remote.remote(task.to_json()))
+        try:
+            raise_error(ray.get(reference))
+        except ray.exceptions.RayError as error:  # its node was lost, or its worker died too often
+            reason = f"{type(error).__name__}: {first_line(error)}"[:300]
+            raise worker_error(task, reason, "lower corpus.workers") from None
+        under_way.remove(reference)
+
+    def cancel() -> None:
         with contextlib.suppress(Exception):  # if the cluster was lost, its tasks have ended
-            for reference in under_way:
+            for reference in [*under_way]:
                 ray.cancel(reference, force=True)
+
+    return in_threads(run, tasks, min(ahead, len(tasks)), cancel)
 
 
 def _connected(settings: Work) -> Any:

@@ -6,16 +6,18 @@ A worker that dies loses only its current task.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import progress, warn
 from bessemer.common.environment import num_cores
+from bessemer.common.errors import InputError
 from bessemer.recipe import Work
 from bessemer.run_tasks.local import Pool, in_threads
 from bessemer.run_tasks.ray import run_on_ray
-from bessemer.run_tasks.slurm import end_earlier, require_slurm, run_on_slurm
+from bessemer.run_tasks.slurm import end_earlier, run_on_slurm
 from bessemer.run_tasks.task import Task, require_receipt
 from bessemer.storage.filesystem import StorePath
 from bessemer.storage.path import each
@@ -63,8 +65,8 @@ def require_engine(settings: Work) -> None:
     for key, reader in (("address", "ray"), ("slurm", "slurm")):
         if settings.engine != reader and getattr(settings, key) != getattr(Work(), key):
             warn(f"corpus.{key} has no effect with corpus.engine = {settings.engine!r}")
-    if settings.engine == "slurm":
-        require_slurm()
+    if settings.engine == "slurm" and shutil.which("sbatch") is None:
+        raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
 
 
 def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Generator[Task, None, None]:

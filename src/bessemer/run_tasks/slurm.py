@@ -35,10 +35,10 @@ from pathlib import Path
 from bessemer.common import interrupt
 from bessemer.common.console import counted, duration, say, warn
 from bessemer.common.environment import sbatch_path
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError
 from bessemer.recipe import Work
 from bessemer.run.files import write_atomic
-from bessemer.run_tasks.local import use_one_core, worker_environment
+from bessemer.run_tasks.local import worker_environment
 from bessemer.run_tasks.task import ATTEMPTS, DONE, Task, answer, raise_error, require_receipt, worker_error
 from bessemer.storage.filesystem import AnyPath, StorePath
 
@@ -54,12 +54,6 @@ NOT_STARTED = "give the nodes this folder and this Python under the same paths, 
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
 )  # fmt: skip
-
-
-def require_slurm() -> None:
-    """Raise InputError if the commands of Slurm are not installed."""
-    if shutil.which("sbatch") is None:
-        raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
 
 
 def end_earlier(shared: Path) -> None:
@@ -89,9 +83,8 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
             array.submit(what, left, settings)
             yield from array.wait()
         finally:
-            if (
-                array.left or not array.job
-            ):  # jobs whose tasks are done end by themselves, and a cancelled job looks failed
+            # Jobs whose tasks are done end by themselves, and a cancelled job looks failed.
+            if array.left or not array.job:
                 _cancel(array.folder)
         if left := list(chain.from_iterable(array.left.values())):
             for job in array.jobs_in("ended") & array.left.keys():  # waited long enough for their results
@@ -273,7 +266,6 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 def main(folder: Path, job: str) -> None:
     """Run the tasks of a job; do nothing if the queue was removed because its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    use_one_core()
     with contextlib.suppress(FileNotFoundError):
         (folder / "begun" / job).touch()
         answered, tasks = DONE, folder / "tasks" / job

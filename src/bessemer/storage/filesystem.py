@@ -164,7 +164,9 @@ def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[
         return fs.LocalFileSystem(), str(place)
     scheme, _, path = str(place).partition("://")
     is_anonymous, endpoint = (source.anonymous, source.endpoint) if source else (False, None)
-    return arrow_filesystem(scheme, is_anonymous, endpoint or environment_endpoint(scheme)), path
+    if endpoint is None and scheme == "s3":  # the variables of Amazon's tools
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return arrow_filesystem(scheme, is_anonymous, endpoint), path
 
 
 @contextmanager
@@ -231,12 +233,6 @@ class _RemoteFile(io.RawIOBase):
         target = min(max(offset + (0, self._file.tell(), size)[whence], 0), size)
         self._file.seek(target)
         return int(target)
-
-
-def environment_endpoint(scheme: str) -> str | None:
-    """Return the endpoint that the environment sets for a scheme, in the variables of Amazon's tools; None: the default."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return endpoint if scheme == "s3" else None
 
 
 def require_writable(place: AnyPath) -> None:

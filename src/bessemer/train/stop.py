@@ -74,4 +74,4 @@ class StopSignal:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.request(name := interrupt.plain_name(number))
-        interrupt.remember(name)  # a signal after the last step ends the command before its next stage
+        interrupt.RECEIVED.append(name)  # a signal after the last step ends the command before its next stage

@@ -162,11 +162,12 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 
-def with_held_out(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """Return a recipe with the held-out share that follows from its built corpus, unless it sets one."""
+def with_held_out(recipe: Recipe, run: RunDirectory, ids: int | None = None) -> Recipe:
+    """Return a recipe with the held-out share that follows from its built corpus, unless it sets one, and `ids` if given."""
     sized = recipe.changed(model={"depth": 1}, train={"steps": 1})  # needs no measured speed
     tokens = sizing.derive(sized, _basis(sized, run, None)[0])[0].tokens
-    return recipe.changed(tokens={"held_out": tokens.held_out, "held_out_from": tokens.held_out_from})
+    shares = {"held_out": tokens.held_out, "held_out_from": tokens.held_out_from}
+    return recipe.changed(tokens=shares, tokenizer={"vocabulary": ids or recipe.tokenizer.vocabulary})
 
 
 @cache  # called by preflight before the corpus is built and again for the tokens

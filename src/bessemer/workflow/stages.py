@@ -120,18 +120,21 @@ def corpus(session: Session, reads: bool = False) -> None:
         say(f"            [dim]{escape(line)}[/]")
 
 
-def tokens(session: Session) -> None:
+FILLED = partial(derive.filled, record=True)  # sets all values and records their reasons
+
+
+def tokens(session: Session, fill: Callable[..., Recipe] = FILLED) -> None:
     """Train a tokenizer on the clean documents and write the token shards.
 
-    If the text does not support the derived vocabulary, a smaller one is derived.
+    `fill` sets what follows from the corpus. If the text does not support the vocabulary, it derives a smaller one from `ids`.
     """
     requested, run = session.recipe, session.run
     try:
-        write_tokens(session, derive.filled(requested, run, record=True))
+        write_tokens(session, fill(requested, run))
     except TooFewIds as error:
         if requested.tokenizer.vocabulary is not None:
             raise
-        write_tokens(session, derive.filled(requested, run, record=True, ids=error.supported))
+        write_tokens(session, fill(requested, run, ids=error.supported))
 
 
 def write_tokens(session: Session, recipe: Recipe) -> None:
