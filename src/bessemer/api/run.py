@@ -180,7 +180,7 @@ class TrainingRun:
             raise InputError("loss: the text is empty; pass at least one character")
         whole = torch.tensor([[*before, *ids]], device=trainer.device.torch_device)
         nats, limit = list[float](), model.config.positions_length
-        for batch in map(LocalBatch, whole[:, :-1].split(limit, 1), whole[:, 1:].split(limit, 1)):
+        for batch in map(LocalBatch, torch.split(whole[:, :-1], limit, 1), torch.split(whole[:, 1:], limit, 1)):
             with torch.no_grad(), trainer.autocast():
                 nats_BT, _ = trainer.task.score(model, model(batch.inputs_BL), batch)
             nats += nats_BT[0].double().tolist()
