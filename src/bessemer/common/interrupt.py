@@ -67,11 +67,6 @@ def _is_stopping() -> bool:
     return error is not None
 
 
-def last_signal() -> str:
-    """Return the name of the last stop signal received."""
-    return RECEIVED[-1] if RECEIVED else "SIGINT"
-
-
 def plain_name(number: int) -> str:
     """Return the name of a signal number."""
     with suppress(ValueError):  # a real-time signal

@@ -48,7 +48,7 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
             with progress(""):  # rank 0 shows the progress
                 torchrun.wait()
         except KeyboardInterrupt:
-            stop = signal.Signals[interrupt.last_signal()]
+            stop = signal.Signals[(interrupt.RECEIVED or ["SIGINT"])[-1]]
             torchrun.send_signal(stop)
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
                 torchrun.wait()

@@ -12,7 +12,6 @@ from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData, RunReader, file_version
 from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import environment
-from bessemer.run import lock
 from bessemer.run.directory import RunDirectory
 
 FRAGMENTS: tuple[str, ...] = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
@@ -55,9 +54,7 @@ class LivePage:
         If the version is still `since`, only the version is returned. Checking an unchanged page costs one `stat` per file.
         """
         with self._lock:  # clients of the same page share one rendering
-            files = [
-                (*one.versions(), file_version(one.run.log), lock.is_held(one.run.lock_file)) for one in self._readers
-            ]
+            files = [(*one.versions(), file_version(one.run.log), one.run.is_locked()) for one in self._readers]
             version = f"{hash(tuple(files)) & (1 << 64) - 1:016x}"
             if version == since:
                 return {"version": version}

@@ -10,7 +10,6 @@ import numpy as np
 from bessemer.common.console import duration
 from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.report.data import RunData, as_number, as_text, number_or_0
-from bessemer.run import lock
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 
 PACE_STEPS = 100  # number of last logged steps whose median sets the pace
@@ -62,8 +61,7 @@ def read_status(run: RunDirectory, data: RunData) -> RunStatus:
     pace, stopped_by = seconds_a_step(data), as_text(data.times, "stopped_by")
     has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     is_fresh = age is not None and age < FRESH_SECONDS
-    is_elsewhere = is_fresh and not has_ended and not lock.was_held_locally(run.lock_file)
-    is_running = lock.is_held(run.lock_file) or is_elsewhere
+    is_running = run.is_locked() or (is_fresh and not has_ended and not run.was_locked_locally())
     quiet = max(QUIET_STEPS * (pace or 0.0), QUIET_SECONDS)
     of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
     if steps is not None and step >= steps:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +117,24 @@ class RunDirectory:
             restore_replaced(self.checkpoints)
             with log_to(self.log):
                 yield
+
+    def is_locked(self) -> bool:
+        """Return True if a process on this machine is writing the run.
+
+        It reads /proc/locks, because taking the lock could block a process that is starting.
+        """
+        with suppress(OSError):
+            file, locks = os.stat(self.lock_file), Path("/proc/locks").read_text()
+            inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+            return any("FLOCK" in line and inode in line.split() for line in locks.splitlines())
+        return False
+
+    def was_locked_locally(self) -> bool:
+        """Return True if the last process that wrote the run was on this machine."""
+        with suppress(OSError):
+            holder = self.lock_file.read_text(encoding="utf-8", errors="replace")
+            return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")
+        return False
 
     def _remove_if_unused(self, is_new: bool) -> None:
         """Remove a new directory that holds nothing but lock and log, so that a rejected command leaves no trace."""

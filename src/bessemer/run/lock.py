@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from bessemer.common.errors import BessemerError
@@ -43,23 +43,3 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
         yield
     finally:
         os.close(handle)
-
-
-def is_held(path: Path) -> bool:
-    """Return True if a process on this machine holds the lock.
-
-    It reads /proc/locks, because taking the lock could block a process that is starting.
-    """
-    with suppress(OSError):
-        file, locks = os.stat(path), Path("/proc/locks").read_text()
-        inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-        return any("FLOCK" in line and inode in line.split() for line in locks.splitlines())
-    return False
-
-
-def was_held_locally(path: Path) -> bool:
-    """Return True if the last process that held the lock was on this machine."""
-    with suppress(OSError):
-        holder = path.read_text(encoding="utf-8", errors="replace")
-        return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")
-    return False
