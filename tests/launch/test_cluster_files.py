@@ -220,7 +220,7 @@ def test_a_key_cannot_inject_options(tmp_path: Path, capsys: pytest.CaptureFixtu
     given = ["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]
     for option in ("gpu", "--partition=gpu\n#SBATCH --uid=0"):
         assert run_command([*given, "--set", f"cluster.sbatch={json.dumps([option])}"]) == 2
-        assert "cluster: sbatch" in capsys.readouterr().err
+        assert "cluster.sbatch" in capsys.readouterr().err
     assert run_command([*given[:-1], str(tmp_path / "a\nb")]) == 2, "sbatch reads a line"
     assert run_command([*given, "--set", 'cluster.sbatch=["--time=UNLIMITED"]']) == 0
     assert f"sbatch {tmp_path}/out/train.sbatch" in capsys.readouterr().err
