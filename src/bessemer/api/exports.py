@@ -34,9 +34,9 @@ class TokenSequences:
     def __getitem__(self, number: int) -> dict[str, npt.NDArray[np.int64]]:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        place = int(np.searchsorted(self._ends, number, side="right"))
-        split = self._splits[place]
-        rows = split.rows(np.array([number - int(self._ends[place]) + len(split)]))
+        part = int(np.searchsorted(self._ends, number, side="right"))
+        split = self._splits[part]
+        rows = split.rows(np.array([number - int(self._ends[part]) + len(split)]))
         return {"input_ids": rows.inputs[0].astype(np.int64), "targets": rows.targets[0].astype(np.int64)}
 
 

@@ -39,8 +39,8 @@ def with_keys(tables: Mapping[str, Any], keys: Mapping[str, Any]) -> Tables:
 
 def run_table(path: Path) -> Tables:
     """Return the [run] table for a run directory."""
-    place = path.absolute()
-    return {"run": {"name": place.name, "dir": str(place.parent)}}
+    folder = path.absolute()
+    return {"run": {"name": folder.name, "dir": str(folder.parent)}}
 
 
 def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted: bool = True) -> Recipe:

@@ -210,8 +210,8 @@ class TrainingRun:
         from bessemer.tokens.trace import step_batch
         from bessemer.train.task import example_transforms
 
-        made = example_transforms(self.recipe, TokenStore.open(self.files.tokens))
-        return step_batch(self.path, step, Journal.read(self.files.journal).omitted, made)
+        transforms = example_transforms(self.recipe, TokenStore.open(self.files.tokens))
+        return step_batch(self.path, step, Journal.read(self.files.journal).omitted, transforms)
 
     def _open(self, step: int | None) -> tuple[TokenStore, Trainer, Tokenizer]:
         """Load the model of a checkpoint, or return the loaded one if it is the same."""

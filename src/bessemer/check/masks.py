@@ -72,8 +72,8 @@ def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
     if batch.starts is not None:
         has_target &= ~batch.starts[:, 1:]  # the first input of a segment is the token before the segment
     wrong = int((has_target & ~follows).sum())
-    said = f"{counted(int(has_target.sum()), 'target')} of {counted(len(inputs), 'sequence')}, {wrong} of them not the next input"
-    return judge(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()), said)
+    text = f"{counted(int(has_target.sum()), 'target')} of {counted(len(inputs), 'sequence')}, {wrong} of them not the next input"
+    return judge(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()), text)
 
 
 def _future(trainer: Trainer, batch: Batch) -> CheckRow:
@@ -82,12 +82,12 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
     ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # changing a border would change the masks
     places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
     whole, leak, seen = hidden_states(trainer, batch.inputs, batch.starts), 0.0, 0.0
-    for place in places:
-        moved = _moved(trainer, whole, batch, place)
-        leak = max(leak, float(moved[:place].max()))
-        seen = max([seen, *moved[place + 1 :].tolist()])
-    said = f"token changed at {counted(len(places), 'place')}: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
-    return judge(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
+    for index in places:
+        moved = _moved(trainer, whole, batch, index)
+        leak = max(leak, float(moved[:index].max()))
+        seen = max([seen, *moved[index + 1 :].tolist()])
+    text = f"token changed at {counted(len(places), 'place')}: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
+    return judge(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, text)
 
 
 def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
@@ -95,17 +95,17 @@ def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_te
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)
     if row < 0:
-        said = f"no document ends within the first {counted(len(batch.inputs), 'sequence')}"
-        return CheckRow(TOPIC, name, "not here", said)
+        text = f"no document ends within the first {counted(len(batch.inputs), 'sequence')}"
+        return CheckRow(TOPIC, name, "not here", text)
     one = batch.row(row)
     changed = begin - 2  # leaves one token before the border that does attend to the changed one
     moved = _moved(trainer, hidden_states(trainer, one.inputs, one.starts), one, changed)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
-    said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
+    text = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
     if not recipe.tokens.document_mask:
-        said += "; attention crosses documents, as tokens.document_mask = false says"
-        return CheckRow(TOPIC, name, "warn", said)
-    return judge(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{said}, those between by {effect:.1e}")
+        text += "; attention crosses documents, as tokens.document_mask = false says"
+        return CheckRow(TOPIC, name, "warn", text)
+    return judge(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{text}, those between by {effect:.1e}")
 
 
 def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
@@ -125,10 +125,10 @@ def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
     return -1, 0
 
 
-def _moved(trainer: Trainer, whole: Tensor, batch: Batch, place: int) -> Tensor:
+def _moved(trainer: Trainer, whole: Tensor, batch: Batch, index: int) -> Tensor:
     """Return the largest change of each hidden state of a sequence when the token at `place` changes."""
     other = batch.inputs.copy()
-    other[0, place] = (other[0, place] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, place] + 1
+    other[0, index] = (other[0, index] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, index] + 1
     return (hidden_states(trainer, other, batch.starts) - whole).abs().amax(-1)[0]
 
 

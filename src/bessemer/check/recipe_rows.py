@@ -20,19 +20,19 @@ def budget_rows(requested: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRo
     ways = f"{counted(batches.full, 'sequence')} of {batches.length}: {resolved.parallel.data} x "
     ways += f"{counted(micro, 'sequence')} a micro-batch x {batches.full // resolved.parallel.data // micro}"
     is_given = requested.train.global_batch_tokens is not None
-    said = f"{amount(train.global_batch_tokens)} tokens{'' if is_given else ', derived'}; {ways}"
-    yield judge(BUDGET, "global batch", is_given, said, otherwise="warn")
+    text = f"{amount(train.global_batch_tokens)} tokens{'' if is_given else ', derived'}; {ways}"
+    yield judge(BUDGET, "global batch", is_given, text, otherwise="warn")
     tokens = batches.tokens_before(steps)
-    given = {key: getattr(requested.train, key) for key in HORIZON}
-    horizon = ", ".join(f"train.{key} = {value:,}" for key, value in given.items() if value is not None)
-    said = f"{counted(steps, 'step')}, {amount(tokens)} tokens; {horizon or 'derived'}"
-    yield judge(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
+    values = {key: getattr(requested.train, key) for key in HORIZON}
+    horizon = ", ".join(f"train.{key} = {value:,}" for key, value in values.items() if value is not None)
+    text = f"{counted(steps, 'step')}, {amount(tokens)} tokens; {horizon or 'derived'}"
+    yield judge(BUDGET, "token budget", bool(horizon), text, otherwise="warn")
 
 
 def layout_row(resolved: ResolvedRecipe) -> CheckRow:
     """Check that the parallel sizes multiply to the number of processes in the cluster."""
     layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
-    said = f"{describe_axes(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
+    text = f"{describe_axes(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
     holds = layout.world % nodes == 0 and layout.world // nodes <= (per_node or layout.world)
-    said += "" if holds else f", which have {per_node or 'equally many'} devices each"
-    return judge(LAYOUT, "sizes multiply to the world", holds, said)
+    text += "" if holds else f", which have {per_node or 'equally many'} devices each"
+    return judge(LAYOUT, "sizes multiply to the world", holds, text)

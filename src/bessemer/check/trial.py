@@ -62,7 +62,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     Batch, depth and then width are reduced until a step is expected to take STEP_SECONDS. `peak` is FLOP/s and `free`
     is bytes of memory.
     """
-    said, train = [], recipe.train
+    notes, train = [], recipe.train
     layout, length = recipe.parallel, recipe.tokens.sequence_length
     sequences, micro = train.global_batch_tokens // length, train.micro_batch
 
@@ -73,7 +73,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     unit, least = layout.data * layout.min_micro_batches, layout.pipeline * layout.stages_per_rank
     if seconds(config, sequences) > STEP_SECONDS and sequences > unit:
         rows, micro = unit * max(int(STEP_SECONDS / seconds(config, unit)), 1), 1
-        said.append(f"a batch of {rows} of {counted(sequences, 'sequence')}")
+        notes.append(f"a batch of {rows} of {counted(sequences, 'sequence')}")
         sequences = rows
     small = config
     while (seconds(small, sequences) > STEP_SECONDS or 24 * small.parameters > free) and small.layers > least:
@@ -86,7 +86,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     model: dict[str, Any] = {}
     if small is not config:
         model = resized(recipe, **{key: getattr(small, key) for key in ("layers", *sizes)})
-        said.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
+        notes.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
     ramp = train.batch_ramp
     changes: dict[str, Any] = {
         "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1, "deterministic": "on",
@@ -101,7 +101,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
         checkpoint={"every": STEPS, "keep": 3, "mirror": None}, evaluate={"max_tokens": LOSS_SEQUENCES * length},
         report=Report(tensorboard=False),
     )  # fmt: skip
-    return small_recipe, said
+    return small_recipe, notes
 
 
 def resized(recipe: ResolvedRecipe, *, layers: int, **sizes: int) -> dict[str, Any]:
@@ -113,12 +113,12 @@ def resized(recipe: ResolvedRecipe, *, layers: int, **sizes: int) -> dict[str, A
     return model
 
 
-def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
+def lay_out(parent: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
     """Create a run directory that is ready to train on the tokens of another run."""
-    run = RunDirectory(place / name)
+    run = RunDirectory(parent / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
-    write_atomic(run.recipe, dump(spec.recipe.changed(run={"name": name, "dir": str(place)})))
+    write_atomic(run.recipe, dump(spec.recipe.changed(run={"name": name, "dir": str(parent)})))
     write_json(run.plan, spec.to_dict())
     return run
 

@@ -34,14 +34,14 @@ def learns(recipe: ResolvedRecipe, trial: TrialResult, num_classes: int) -> Chec
     losses, guess = [trial.losses[step] for step in sorted(trial.losses)], math.log(num_classes)
     tail = max(len(losses) // 6, 1)
     first, last = fmean(losses[:tail]), fmean(losses[-tail:])
-    said = f"mean loss of the first {tail} steps {first:.3f}, of the last {last:.3f}; of a uniform guess {guess:.3f}"
+    text = f"mean loss of the first {tail} steps {first:.3f}, of the last {last:.3f}; of a uniform guess {guess:.3f}"
     if recipe.is_continued and recipe.train.objective != "classify":  # a classifier's head is new
         holds, falls = first < guess and last < first + MARGIN, last < first - MARGIN
-        return judge(LEARNING, BEGINS, holds, said, otherwise="warn" if falls else "FAIL")
+        return judge(LEARNING, BEGINS, holds, text, otherwise="warn" if falls else "FAIL")
     if holds := last < min(first, guess - MARGIN):
-        return CheckRow(LEARNING, LEARNS, "ok", said)
-    said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
-    return judge(LEARNING, LEARNS, holds, said, otherwise="warn" if recipe.train.objective == "classify" else "FAIL")
+        return CheckRow(LEARNING, LEARNS, "ok", text)
+    text += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
+    return judge(LEARNING, LEARNS, holds, text, otherwise="warn" if recipe.train.objective == "classify" else "FAIL")
 
 
 def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
@@ -59,21 +59,21 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
         if not math.isfinite(losses[-1]) or losses[-1] < OVERFIT_SHARE * losses[0]:
             break
         trainer.update(number, gradients.grad_norm)
-    said = f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at rate {rate:g}"
-    return judge(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
+    text = f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at rate {rate:g}"
+    return judge(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], text)
 
 
 def same(straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
     """Check that two trainings have bitwise equal losses and weights; `how` describes the second one's interruption."""
-    differ, said = [step for step, loss in straight.losses.items() if loss != other.losses.get(step)], ""
+    differ, text = [step for step, loss in straight.losses.items() if loss != other.losses.get(step)], ""
     if differ:
-        said = (
+        text = (
             f"the loss of step {differ[0]} is {other.losses.get(differ[0])!r} instead of {straight.losses[differ[0]]!r}"
         )
     elif other.weights != straight.weights:
-        said = f"losses equal, but weights {other.weights[:12]} instead of {straight.weights[:12]}"
+        text = f"losses equal, but weights {other.weights[:12]} instead of {straight.weights[:12]}"
     equal = f"{len(other.losses)} losses and weights {other.weights[:12]} equal"
-    return judge(RESUME, CONTINUES, not said, f"{how}: {said or equal}")
+    return judge(RESUME, CONTINUES, not text, f"{how}: {text or equal}")
 
 
 def logged(trial: TrialResult) -> CheckRow:
@@ -81,8 +81,8 @@ def logged(trial: TrialResult) -> CheckRow:
     train, validation = trial.of_kind("train"), trial.of_kind("validation")
     rates = [row for row in train if row.get("tokens_per_second")]
     mixed = [row for row in train if "bits_per_byte" in row]
-    said = f"{len(rates)} training lines with tokens/s, {len(validation)} validations on lines of their own"
-    return judge(LOGS, LOGGED, bool(rates and validation) and not mixed, said)
+    text = f"{len(rates)} training lines with tokens/s, {len(validation)} validations on lines of their own"
+    return judge(LOGS, LOGGED, bool(rates and validation) and not mixed, text)
 
 
 def saved(trial: TrialResult) -> CheckRow:
@@ -90,8 +90,8 @@ def saved(trial: TrialResult) -> CheckRow:
     checkpoint = latest(trial.run.checkpoints)
     assert checkpoint is not None, "the trial has ended"
     missing = [part for part in PARTS if part not in checkpoint] + [key for key in FACTS if key not in checkpoint.facts]
-    said = f"step {checkpoint.step}: {', '.join((*PARTS, *FACTS))}" if not missing else f"lacks {', '.join(missing)}"
-    return judge(SAVED, HOLDS, not missing, said)
+    text = f"step {checkpoint.step}: {', '.join((*PARTS, *FACTS))}" if not missing else f"lacks {', '.join(missing)}"
+    return judge(SAVED, HOLDS, not missing, text)
 
 
 def memory_row(trial: TrialResult) -> CheckRow:
@@ -100,5 +100,5 @@ def memory_row(trial: TrialResult) -> CheckRow:
         return CheckRow(MEMORY, PLANNED, "not here", "the trial measured no memory")
     planned, measured = lines[-1]["planned"], lines[-1]["measured"]
     ratio, (low, high) = measured / planned, PLAN_TOLERANCE
-    said = f"measured {size(measured)}, planned {size(planned)}: ratio {ratio:.2f}"
-    return judge(MEMORY, PLANNED, low <= ratio <= high, said, otherwise="warn" if ratio < 1.5 else "FAIL")
+    text = f"measured {size(measured)}, planned {size(planned)}: ratio {ratio:.2f}"
+    return judge(MEMORY, PLANNED, low <= ratio <= high, text, otherwise="warn" if ratio < 1.5 else "FAIL")

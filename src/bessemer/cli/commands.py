@@ -66,10 +66,10 @@ class _Once(argparse.Action):
     """An option with a value that may be given only once, because the other value would be dropped silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        given = namespace.__dict__.setdefault("_given", {})
-        if self.dest in given:
-            raise argparse.ArgumentError(self, f"it is given twice, as {given[self.dest]} and {values}; keep one")
-        given[self.dest] = values
+        flags = namespace.__dict__.setdefault("_given", {})
+        if self.dest in flags:
+            raise argparse.ArgumentError(self, f"it is given twice, as {flags[self.dest]} and {values}; keep one")
+        flags[self.dest] = values
         setattr(namespace, self.dest, values)
 
 

@@ -40,12 +40,12 @@ def trace(args: argparse.Namespace) -> Any:
     # Tracing a document needs no recipe, and a run directory has none before training is prepared.
     folder = Path(args.run)
     run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
-    opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
-    document = trace.find_document(opened, run.corpus, args.document, args.text)
-    if opened is not None and run.recipe.exists() and document.get("split") == "train":
+    tokens = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
+    document = trace.find_document(tokens, run.corpus, args.document, args.text)
+    if tokens is not None and run.recipe.exists() and document.get("split") == "train":
         resolved = load_resolved(run.recipe, args.overrides)
         omitted = Journal.read(run.journal).omitted
-        document["steps"] = trace.document_steps(resolved, opened, run.corpus, document["document"], omitted)
+        document["steps"] = trace.document_steps(resolved, tokens, run.corpus, document["document"], omitted)
     if not args.json:
         _print_document(document)
     return document
@@ -72,21 +72,21 @@ def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory)
     """Replay a step, and print the verdict and its evidence."""
     from bessemer.train.replay import replay
 
-    found = replay(recipe, run, args.step)
-    tests = found["figures"] | {f"sample {sample} alone": one for sample, one in list(found["sequences"].items())[:5]}
+    result = replay(recipe, run, args.step)
+    tests = result["figures"] | {f"sample {sample} alone": one for sample, one in list(result["sequences"].items())[:5]}
     if not args.json:
-        incident, first = found["incident"] or {"what": "none", "cause": ""}, found["first_difference"] or "none"
-        print(f"step {args.step}: {found['kind']}: {found['meaning']}")
+        incident, first = result["incident"] or {"what": "none", "cause": ""}, result["first_difference"] or "none"
+        print(f"step {args.step}: {result['kind']}: {result['meaning']}")
         print(f"  incident: {incident['what']} {incident['cause']}")
-        print(f"  replayed from step {found['replayed_from']}; first step that differs from the run: {first}")
+        print(f"  replayed from step {result['replayed_from']}; first step that differs from the run: {first}")
         for name, test in tests.items():
             print(f"  {name}: loss {test['loss']}, gradient norm {test['grad_norm']}")
-    return found
+    return result
 
 
 def _folders(args: argparse.Namespace) -> list[RunDirectory]:
     """Return the run directories that `args.run` names. Raises InputError if one is named twice."""
-    folders = [runs.folder_of(place, args.overrides, args.command) for place in args.run]
+    folders = [runs.folder_of(name, args.overrides, args.command) for name in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
         raise InputError(f"{args.command}: a run is named twice; name each run once")
     return folders
@@ -121,8 +121,8 @@ def report(args: argparse.Namespace) -> Any:
 
     places = _folders(args)
     if len(places) > 1:
-        place = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
-        written = comparison.write(place, places)
+        path = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
+        written = comparison.write(path, places)
     elif args.out is not None:
         raise InputError(f"--out {args.out}: one run is reported in its own folder; name several runs, or leave it out")
     else:

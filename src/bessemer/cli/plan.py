@@ -233,8 +233,8 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     keeps_model = args.recipe is not None or plan_request.names_model(named | requested.keys())
     lengths = sorted({f"train.{name}" for name in ("tokens", "steps", "minutes")} & named)
     if lengths or (keeps_model and args.tokens is not None):
-        given = lengths[0] if lengths else "--tokens"
-        raise InputError(f"plan: {given} and --{limit.kind} exclude each other; leave out the tokens or the model")
+        option = lengths[0] if lengths else "--tokens"
+        raise InputError(f"plan: {option} and --{limit.kind} exclude each other; leave out the tokens or the model")
     if keeps_model:
         return budget.tokens_within(limit, make({}), planned)
     return budget.model_within(limit, names, make, planned)

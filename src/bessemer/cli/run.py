@@ -57,10 +57,10 @@ def _sample(args: argparse.Namespace) -> Any:
     corpus = load(args.recipe, args.overrides, may_be_unnamed=True, trust_code=args.trust_code).corpus
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
-    found = dry_run.dry_run(corpus, args.sample)
+    result = dry_run.dry_run(corpus, args.sample)
     if not args.json:
-        print("\n".join(dry_run.lines(found)))
-    return found
+        print("\n".join(dry_run.lines(result)))
+    return result
 
 
 def tokens(args: argparse.Namespace) -> Any:
@@ -102,18 +102,18 @@ def print_results(run: RunDirectory, *more: str) -> None:
 
     from bessemer.report import data, planned, summary
 
-    found = data.read(run)
-    say(f"\n[bold]{escape(fill(summary.headline(found), WIDTH))}[/]")
-    if not summary.learned_nothing(found):  # the headline has that
+    values = data.read(run)
+    say(f"\n[bold]{escape(fill(summary.headline(values), WIDTH))}[/]")
+    if not summary.learned_nothing(values):  # the headline has that
         print_verdict(run)
-    rows = [("curve", summary.curve_finding(found)), ("report", str(run.report))]
+    rows = [("curve", summary.curve_finding(values)), ("report", str(run.report))]
     rows += [("model", str(run.export))] * run.export.exists()
-    rows += [("measured", planned.in_short(planned.compare(found)))]
+    rows += [("measured", planned.in_short(planned.compare(values)))]
     next_commands = list(more)
-    for sample in (found.evaluation or {}).get("samples", ())[-1:]:
+    for sample in (values.evaluation or {}).get("samples", ())[-1:]:
         rows.insert(0, ("sample", shorten(sample["prompt"] + sample["text"], WIDTH - 12, placeholder=" ...")))
         prompt = shlex.quote(sample["prompt"].partition("\n")[0])
-        talk = f"chat {run.path}" if any(found.has_conversations) else f"generate {run.path} {prompt}"
+        talk = f"chat {run.path}" if any(values.has_conversations) else f"generate {run.path} {prompt}"
         next_commands.insert(0, f"bessemer {talk}")
     rows += [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
     say("\n" + "\n".join(f"  {name:10}{escape(text)}" for name, text in rows if text))

@@ -88,20 +88,20 @@ def open_run(args: argparse.Namespace) -> Session:
     return Session(load(folder, args.overrides, trust_code=trusts_code(args)), run)
 
 
-def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
+def folder_of(name: str, overrides: list[str], command: str) -> RunDirectory:
     """Return the run directory that a folder or a recipe names, whatever it holds so far.
 
     Raises InputError if it is not a run directory.
     """
-    path = Path(place)
+    path = Path(name)
     if not path.is_dir():
-        return open_run(argparse.Namespace(run=place, overrides=overrides, command=command)).run
+        return open_run(argparse.Namespace(run=name, overrides=overrides, command=command)).run
     run = RunDirectory(path)
     if overrides:
-        raise InputError(f"--set: {place} is a run directory, whose files are shown as they are; leave --set out")
+        raise InputError(f"--set: {name} is a run directory, whose files are shown as they are; leave --set out")
     if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, run.lock_file)):
         raise InputError(
-            f"{place}: not a run directory; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
+            f"{name}: not a run directory; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
         )
     return run
 
@@ -158,13 +158,13 @@ def recipe_as_given(args: argparse.Namespace) -> str:
     return shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
 
 
-def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: str) -> None:
+def require_stage(args: argparse.Namespace, output: AnyPath, what: str, command: str) -> None:
     """Raise InputError if the input of a command has not been made, before anything is derived."""
-    if not made.exists():
-        given = recipe_as_given(args)
+    if not output.exists():
+        recipe = recipe_as_given(args)
         raise InputError(
-            f"{made.parent}: it has no {what}; make them with `bessemer {command} {given}`, or run every stage with "
-            f"`bessemer run {given}`"
+            f"{output.parent}: it has no {what}; make them with `bessemer {command} {recipe}`, or run every stage with "
+            f"`bessemer run {recipe}`"
         )
 
 

@@ -89,10 +89,10 @@ def launch(args: argparse.Namespace) -> Any:
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
     if session.recipe.corpus.sources and not session.run.tokens.exists() and not session.run.basis.exists():
-        given = runs.recipe_as_given(args)
+        recipe = runs.recipe_as_given(args)
         warn(
             f"{session.run.path}: it has no tokens yet, so keys that the recipe leaves out get defaults, not values derived "
-            f"from the text; build them first, with `bessemer corpus {given}` and `bessemer tokens {given}`"
+            f"from the text; build them first, with `bessemer corpus {recipe}` and `bessemer tokens {recipe}`"
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
     device = None if session.recipe.train.device == "cpu" else of_cluster(session.recipe.cluster)

@@ -93,8 +93,8 @@ def say(line: str = "") -> None:
 
 def log(line: str) -> None:
     """Append a line with its time (UTC) to the file that LOG names. A file that cannot be written is ignored."""
-    if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
-        with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
+    if (path := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
+        with suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redact(line)).strip()}\n")
 
 

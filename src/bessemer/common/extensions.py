@@ -94,20 +94,20 @@ def find(kind: str, name: str) -> Extension:
         file = os.path.abspath(match["module"])
         return Extension(kind, name, file, _sha256(_read(file)), f"{file}:{match['name']}")
     built_in, points = built_in_names(kind), _entry_points(kind, tuple(sys.path))
-    found = [Extension(kind, name, BUILT_IN, BUILT_IN, built_in[name])] if name in built_in else []
+    hits = [Extension(kind, name, BUILT_IN, BUILT_IN, built_in[name])] if name in built_in else []
     for point in points:
         origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
         if point.name == name:
-            found.append(Extension(kind, name, origin, origin, point.value))
-    if len(found) > 1:
-        owners = " and ".join(one.origin for one in found)
+            hits.append(Extension(kind, name, origin, origin, point.value))
+    if len(hits) > 1:
+        owners = " and ".join(one.origin for one in hits)
         raise InputError(f"{kind}: {name!r} is defined by {owners}; uninstall one, or name the class as FILE.py:CLASS")
-    if not found:
+    if not hits:
         known = sorted({*built_in, *(point.name for point in points)})
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known) or 'none'}."
         raise InputError(f"{kind}: there is no {name!r}; {hint} Name a class in a file as FILE.py:CLASS")
-    return found[0]
+    return hits[0]
 
 
 def built_in_names(kind: str) -> Mapping[str, str]:

@@ -38,8 +38,8 @@ def sampled_sha256(path: str | os.PathLike[str]) -> str:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         places = (0, size // 2, size - SAMPLE_BYTES) if size > 3 * SAMPLE_BYTES else (0, SAMPLE_BYTES, 2 * SAMPLE_BYTES)
-        for place in places:
-            file.seek(place)
+        for offset in places:
+            file.seek(offset)
             hashed.update(file.read(SAMPLE_BYTES))
     return hashed.hexdigest()
 

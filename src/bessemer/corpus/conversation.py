@@ -43,7 +43,7 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
     if not any(_says(one) and is_trained(one) for one in messages if one["role"] == "assistant"):
         raise ValueError("no message of the assistant has text to train on")
-    record = {key: found for key, found in (record or {}).items() if found not in (None, "", [], {})}
+    record = {key: field for key, field in (record or {}).items() if field not in (None, "", [], {})}
     if "functions" in record:
         raise ValueError("templates do not accept the field functions; rename it to tools")
     for key in (key for key in SYSTEM_KEYS if key in record):
@@ -57,13 +57,13 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
 
 def _input(key: str, value: object) -> object:
     """Check a field of a record for the template: a list of objects, or an object of options. Parses it if it is JSON text."""
-    found = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
-    options = [found] if key == OPTIONS else found
+    data = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
+    options = [data] if key == OPTIONS else data
     if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):
         raise ValueError(f"the field {key} must be {'an object' if key == OPTIONS else 'a list of objects'}")
     if key == OPTIONS and not {"messages", "tools", "documents"}.isdisjoint(options[0]):
         raise ValueError(f"the field {key} contains messages, tools or documents; move them to the record")
-    return found
+    return data
 
 
 def is_trained(message: Message) -> bool:
@@ -79,16 +79,16 @@ def pair(questions: list[object], answer: object) -> list[Message]:
     """
     if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
         raise ValueError(f"a part of the question is {type(strange).__name__}; expected text")
-    asked = "\n\n".join(part for part in questions if isinstance(part, str) and part.strip())
-    if not asked:
+    question = "\n\n".join(part for part in questions if isinstance(part, str) and part.strip())
+    if not question:
         raise ValueError("the question is empty")
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def record_in(text: str) -> dict[str, Any]:
     """Parse a conversation into an object with `messages` and the other inputs of the template."""
-    found = json.loads(text)
-    return {"messages": found} if isinstance(found, list) else found
+    data = json.loads(text)
+    return {"messages": data} if isinstance(data, list) else data
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
@@ -104,15 +104,15 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
 
 def strings(value: object) -> list[str]:
     """Return the strings in a field of a message."""
-    found: list[str] = []
-    changed(value, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
-    return found
+    texts: list[str] = []
+    changed(value, lambda part: texts.append(part) or part)  # type: ignore[func-returns-value]
+    return texts
 
 
 def contents(text: str) -> str:
     """Return the text of a conversation: contents, reasoning and tool calls."""
-    said = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
-    return "\n".join(part for part in strings(said) if part)
+    fields = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
+    return "\n".join(part for part in strings(fields) if part)
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
@@ -130,8 +130,8 @@ def with_strings(text: str, change: Callable[[str], str]) -> str:
 
 
 def _says(message: Message) -> bool:
-    said = [message.get(key) for key in SPOKEN]
-    return any(one.strip() if isinstance(one, str) else one for one in said)
+    fields = [message.get(key) for key in SPOKEN]
+    return any(one.strip() if isinstance(one, str) else one for one in fields)
 
 
 def _message(value: object, number: int) -> Message:

@@ -59,8 +59,8 @@ def identity(source: str, path: str, key: str) -> str:
 
     It does not depend on the run, the reading order, the machine or the content.
     """
-    place = "\0".join((source, path, key)).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(place, digest_size=16).hexdigest()
+    name = "\0".join((source, path, key)).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, digest_size=16).hexdigest()
 
 
 def printable(text: str) -> str:

@@ -262,9 +262,9 @@ class GlobalStep(ExtensionBase, ABC):
         """
         collected = documents.on_parts(CollectFacts, reads=True, step=self)
         places = [
-            documents.folder / CollectFacts.__name__ / f"{number:06d}" / f"{place:06d}.arrow"
+            documents.folder / CollectFacts.__name__ / f"{number:06d}" / f"{index:06d}.arrow"
             for number, done in enumerate(collected)
-            for place in range(done["tables"])
+            for index in range(done["tables"])
         ]
         with naming_faults(self, "decide", "over all documents", BessemerError):
             decided = json.dumps(self.decide(each(read_table, places), report))
@@ -359,9 +359,9 @@ def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
     if not all(stage_is_current(folder, documents.made_of) for folder in written):
         remove_tree(result)
     recorded = build_once(result, documents.made_of, make)
-    for place in entries(documents.folder):
-        if place.name not in (RESULT, VERDICTS):
-            remove_tree(place)
+    for path in entries(documents.folder):
+        if path.name not in (RESULT, VERDICTS):
+            remove_tree(path)
     return recorded
 
 
@@ -404,9 +404,9 @@ def run_global_steps(
         expected -= sum(done["rejected"].values())
         receipts[step.name] = done
         files = (
-            VerdictFile(step.name, folder / VERDICTS / f"{number:06d}" / f"{place:06d}.arrow", step.prefix)
+            VerdictFile(step.name, folder / VERDICTS / f"{number:06d}" / f"{index:06d}.arrow", step.prefix)
             for number, part in enumerate(parts)
-            for place in range(len(part.buckets))
+            for index in range(len(part.buckets))
         )
         buckets = [
             replace(bucket, verdicts=(*bucket.verdicts, file)) for bucket, file in zip(buckets, files, strict=True)

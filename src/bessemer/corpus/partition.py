@@ -145,9 +145,9 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
             check_stop()
             with pq.ParquetFile(arrow_source(partition_folder(work, partition) / "rows.parquet")) as file:
                 present = [name for name in columns if name in file.schema_arrow.names]
-                for place, number in enumerate(json.loads(file.metadata.metadata[BUCKETS_KEY])):
+                for index, number in enumerate(json.loads(file.metadata.metadata[BUCKETS_KEY])):
                     if number in tables:
-                        table = file.read_row_group(place, columns=present)
+                        table = file.read_row_group(index, columns=present)
                         tables[number].append(table.replace_schema_metadata())
         for bucket in here:
             table = pa.concat_tables(tables.pop(bucket.number))
@@ -164,11 +164,11 @@ def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket
         partitions[source] = range(partitions.get(source, range(number, number)).start, number + 1)
         num_bytes[source] += done["bytes"]
         rows.setdefault(source, Counter()).update(dict(done["buckets"]))
-    found = [(source, number, here[number]) for source, here in sorted(rows.items()) for number in sorted(here)]
+    buckets = [(source, number, here[number]) for source, here in sorted(rows.items()) for number in sorted(here)]
     row_bytes = {source: num_bytes[source] / max(here.total(), 1) for source, here in rows.items()}
     return [
         Bucket(work, source, number, size, partitions[source], round(size * row_bytes[source]))
-        for source, number, size in found
+        for source, number, size in buckets
     ]
 
 
@@ -349,6 +349,6 @@ def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()
     numbers = np.array([int(name[:8], 16) * num_buckets >> 32 for name in sorted_names], dtype=int)
-    found, starts = np.unique(numbers, return_index=True)
+    buckets, starts = np.unique(numbers, return_index=True)
     groups = np.split(order, starts[1:])  # one empty group if there are no rows
-    return dict(zip(found.tolist(), map(pa.array, groups), strict=False))
+    return dict(zip(buckets.tolist(), map(pa.array, groups), strict=False))

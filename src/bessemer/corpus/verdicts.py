@@ -70,9 +70,9 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
         if is_cut.any() and "text" in table.column_names:
             texts, spans = table["text"].take(rows[is_cut]).to_pylist(), found["spans"].filter(is_cut).to_pylist()
             table = set_texts(table, rows[is_cut], [without(*one) for one in zip(texts, spans, strict=True)])
-        gone = found.filter(goes)
-        reasons = [full_reason(file.prefix, word) for word in gone["reason"].to_pylist()]
-        table = _set_values(table, rows[goes], reason=reasons, detail=gone["detail"].fill_null("").to_pylist())
+        rejects = found.filter(goes)
+        reasons = [full_reason(file.prefix, word) for word in rejects["reason"].to_pylist()]
+        table = _set_values(table, rows[goes], reason=reasons, detail=rejects["detail"].fill_null("").to_pylist())
     return table
 
 
@@ -83,11 +83,11 @@ def full_reason(prefix: str, word: str) -> str:
 
 def without(text: str, spans: Spans, mask: str = "") -> str:
     """Replace each span of the text by `mask`."""
-    pieces, place = [], 0
+    pieces, position = [], 0
     for start, end in spans:
-        pieces += [text[place:start], mask]
-        place = end
-    return "".join([*pieces, text[place:]])
+        pieces += [text[position:start], mask]
+        position = end
+    return "".join([*pieces, text[position:]])
 
 
 def set_texts(table: pa.Table, rows: np.ndarray, texts: list[str]) -> pa.Table:
@@ -99,10 +99,10 @@ def _set_values(table: pa.Table, rows: np.ndarray, **columns: list[Any]) -> pa.T
     mask = np.zeros(table.num_rows, dtype=bool)
     mask[rows] = True
     for name in columns.keys() & set(table.column_names) if len(rows) else ():
-        place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
+        column = table.schema.get_field_index(name)
+        field = table.schema.field(column)
         values = pa.array(columns[name], field.type)
         table = table.set_column(
-            place, field, pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), values)
+            column, field, pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), values)
         )
     return table

@@ -110,8 +110,8 @@ def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
     """
     from torch.distributed.tensor import Shard
 
-    taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if is_dtensor(parameter) else set()
-    free = [dim for dim in range(parameter.dim()) if dim not in taken]
+    dims = {p.dim for p in parameter.placements if isinstance(p, Shard)} if is_dtensor(parameter) else set()
+    free = [dim for dim in range(parameter.dim()) if dim not in dims]
     for dim in free:
         if parameter.shape[dim] % num_shards == 0:
             return Shard(dim)

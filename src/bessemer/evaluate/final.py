@@ -91,30 +91,30 @@ def task_scores(
     with progress("tasks", sum(len(task.task.instances) for task in tasks), "text") as advance:
         for task in tasks:
             scored, answers = score_task(task, subject, advance=advance)
-            place = run.path / items / f"{task.name}.jsonl"
-            place.parent.mkdir(exist_ok=True)
-            write_atomic(place, b"".join(map(json_line, answers)))
+            path = run.path / items / f"{task.name}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, b"".join(map(json_line, answers)))
             scored["precision"] = trainer.device.precision.name  # earlier rows may have another precision
             rows.append({**scored, "contamination": contamination_of(task, recipe, run)})
     return rows
 
 
-def score_line(found: dict[str, Any]) -> str:
+def score_line(scores: dict[str, Any]) -> str:
     """Return the result line of the evaluation stage for a result of `evaluate`."""
-    loss = f"loss {found['loss']:.3f}"
-    if found["bits_per_byte"] is not None:
-        said = f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out"
-        if (ngram := found["ngram"]) is not None:
-            said += f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
-            if (other := found.get("ppmd")) is not None:
-                said += f", PPMd order {other['order']}: {other['bits_per_byte']:.3f}"
-        return said
-    if found.get("accuracy") is None:
-        return f"{loss} on {found['tokens']:,} held-out tokens"
-    right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"
-    if "classes" not in found:
+    loss = f"loss {scores['loss']:.3f}"
+    if scores["bits_per_byte"] is not None:
+        text = f"{scores['bits_per_byte']:.3f} bits per byte on all {size(scores['held_out_bytes'])} held out"
+        if (ngram := scores["ngram"]) is not None:
+            text += f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+            if (other := scores.get("ppmd")) is not None:
+                text += f", PPMd order {other['order']}: {other['bits_per_byte']:.3f}"
+        return text
+    if scores.get("accuracy") is None:
+        return f"{loss} on {scores['tokens']:,} held-out tokens"
+    right = f"{scores['accuracy']:.1%} of {scores['tokens']:,} held-out"
+    if "classes" not in scores:
         return f"{right} hidden tokens guessed right, {loss}"
-    sizes = [sum(row) for row in found["confusion"]]
+    sizes = [sum(row) for row in scores["confusion"]]
     always = max(sizes) / max(sum(sizes), 1)
     return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
 
@@ -127,18 +127,18 @@ def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirec
     settings = recipe.corpus.contamination
     files = [os.path.abspath(file) for file in task.files]
     same = [one for one in settings.sets if os.path.abspath(os.path.expanduser(one.path)) in files]
-    found = next((one for one in (*same, *settings.sets) if one in same or one.name == task.name), None)
-    if found is None:
+    entry = next((one for one in (*same, *settings.sets) if one in same or one.name == task.name), None)
+    if entry is None:
         return "the corpus was not searched for it"
     path = run.corpus / "statistics.json"
     rows = read_json(path, run.command("corpus")).get("contamination") if path.exists() else None
-    touched = next((row.get("items_touched") for row in rows or [] if row.get("name") == found.name), None)
+    touched = next((row.get("items_touched") for row in rows or [] if row.get("name") == entry.name), None)
     if not touched:
         return (
-            f"none of the set {found.name} found in the corpus" if touched == 0 else f"searched for (set {found.name})"
+            f"none of the set {entry.name} found in the corpus" if touched == 0 else f"searched for (set {entry.name})"
         )
     done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
-    return f"{counted(int(touched), 'item')} of the set {found.name} found in the corpus; {done[settings.action]}"
+    return f"{counted(int(touched), 'item')} of the set {entry.name} found in the corpus; {done[settings.action]}"
 
 
 def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
@@ -151,8 +151,8 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
         return none
     # Baselines cannot be scored on the assistant's answers alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
-    made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
-    return {**none, **made, "samples": samples(recipe, store, restored.trainer.model, tokenizer)}
+    scores = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
+    return {**none, **scores, "samples": samples(recipe, store, restored.trainer.model, tokenizer)}
 
 
 def samples(
@@ -181,7 +181,7 @@ def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[s
     """
     started = perf_counter()
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
-    held_out = {name: of for name in store.sources if (of := _documents(store, name, "heldout", tokenizer))}
+    held_out = {name: parts for name in store.sources if (parts := _documents(store, name, "heldout", tokenizer))}
     sizes = {name: sum(map(len, documents)) for name, documents in held_out.items()}
     whole, num_bytes = sum(len(one) for documents in texts.values() for one in documents), max(sum(sizes.values()), 1)
     training = _even_part(texts, max_bytes)
@@ -205,7 +205,7 @@ def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
     """Return the documents of all sources, reduced by the same share per source to about `max_bytes`."""
     whole = sum(len(document) for documents in texts.values() for document in documents)
     share = min(max_bytes / max(whole, 1), 1.0)
-    return [document for of in texts.values() for document in of[: max(int(len(of) * share), 1)]]
+    return [document for part in texts.values() for document in part[: max(int(len(part) * share), 1)]]
 
 
 def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer) -> list[bytes]:
@@ -233,9 +233,9 @@ def scores_by_class(labels: tuple[str, ...], confusion: list[list[int]]) -> list
     rows = []
     for number, label in enumerate(labels):
         right = confusion[number][number]
-        texts, taken = sum(confusion[number]), sum(row[number] for row in confusion)
+        texts, guesses = sum(confusion[number]), sum(row[number] for row in confusion)
         rows.append({
-            "label": label, "texts": texts, "precision": right / taken if taken else None,
-            "recall": right / texts if texts else None, "f1": 2 * right / (texts + taken) if texts + taken else None,
+            "label": label, "texts": texts, "precision": right / guesses if guesses else None,
+            "recall": right / texts if texts else None, "f1": 2 * right / (texts + guesses) if texts + guesses else None,
         })  # fmt: skip
     return rows

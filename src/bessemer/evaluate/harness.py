@@ -87,7 +87,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             len(pair[1]) + len(pair[2]) > len(row) for pair, row in zip(requests, rows, strict=True)
         )
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
-        found = [(0.0, False)] * len(rows)
+        results = [(0.0, False)] * len(rows)
         while order:
             width = len(rows[order[0]]) - 1
             size = max(BATCH_TOKENS // width, 1)
@@ -95,15 +95,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             inputs_BT = pad_sequence([torch.tensor(rows[number][:-1]) for number in part], batch_first=True)
             with autocast():
                 hidden_BTD = model(inputs_BT.to(device))
-            for place, number in enumerate(part):
+            for index, number in enumerate(part):
                 targets_S = torch.tensor(requests[number][2], device=device)
                 end = len(rows[number]) - 1
                 with autocast():
-                    logits_SV = upcast(model.head.logits(hidden_BTD[place, end - len(targets_S) : end]))
+                    logits_SV = upcast(model.head.logits(hidden_BTD[index, end - len(targets_S) : end]))
                 picked_S = logits_SV.log_softmax(-1).gather(1, targets_S[:, None])
-                found[number] = float(picked_S.double().sum()), bool((logits_SV.argmax(-1) == targets_S).all())
+                results[number] = float(picked_S.double().sum()), bool((logits_SV.argmax(-1) == targets_S).all())
             self._advance(len(part))
-        return found
+        return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Return the greedy continuation of each context, up to one of the task's stop strings."""
@@ -146,10 +146,10 @@ def score_task(
     """
     begun, model = perf_counter(), HarnessModel(subject, advance)
     task.task.set_fewshot_seed(FEWSHOT_SEED)  # every scoring draws the same examples
-    found = evaluate(model, {"tasks": {task.name: task.task}}, limit=limit, bootstrap_iters=0)
-    samples = found["samples"][task.name]
+    output = evaluate(model, {"tasks": {task.name: task.task}}, limit=limit, bootstrap_iters=0)
+    samples = output["samples"][task.name]
     scores = {}
-    for key, value in found["results"][task.name].items():
+    for key, value in output["results"][task.name].items():
         metric, comma, chosen = key.partition(",")
         if comma and not metric.endswith("_stderr"):
             values = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
@@ -157,7 +157,7 @@ def score_task(
     kept = ("doc_id", "doc", "target", "resps", "filtered_resps", "filter")
     rows = [{key: row[key] for key in (*kept, *row["metrics"])} for row in samples]
     return {
-        "name": task.name, "kind": task.task.OUTPUT_TYPE, "items": found["n-samples"][task.name]["effective"],
+        "name": task.name, "kind": task.task.OUTPUT_TYPE, "items": output["n-samples"][task.name]["effective"],
         "few_shot": task.task.config.num_fewshot or 0, "scores": scores, "cut": model.num_truncated,
         "seconds": perf_counter() - begun, "data": ", ".join(task.files), "reference": task.reference, "content": task.content,
     }, rows  # fmt: skip

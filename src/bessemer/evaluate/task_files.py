@@ -74,11 +74,11 @@ def _load(reference: str) -> list[EvaluationTask]:
             if "data_files" in options:
                 placed = _anchored(options["data_files"], Path(reference).parent, files)
                 spec["dataset_kwargs"] = {**options, "data_files": placed}
-        found = TaskManager(include_defaults=not is_file).load([spec])["tasks"]
-        for task in found.values():
+        tasks = TaskManager(include_defaults=not is_file).load([spec])["tasks"]
+        for task in tasks.values():
             task.set_fewshot_seed(FEWSHOT_SEED)
             task.build_all_requests()
-        return [EvaluationTask(name, reference, task, files, _content(task)) for name, task in found.items()]
+        return [EvaluationTask(name, reference, task, files, _content(task)) for name, task in tasks.items()]
     except Exception as error:  # the harness, YAML, templates and data sets raise errors of many kinds
         why = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         raise InputError(f"evaluate.tasks: {reference} {' '.join(files)}: cannot be loaded: {why}") from error
@@ -87,7 +87,7 @@ def _load(reference: str) -> list[EvaluationTask]:
 def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
     """Return a task's data files with paths relative to its YAML file resolved, and append them to `listed`."""
     if isinstance(files, dict):
-        return {split: _anchored(of, folder, listed) for split, of in files.items()}
+        return {split: _anchored(names, folder, listed) for split, names in files.items()}
     if isinstance(files, list):
         return [_anchored(file, folder, listed) for file in files]
     listed.append(files if "://" in files else str(folder / files))
@@ -96,8 +96,8 @@ def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
 
 def _content(task: Any) -> str:
     """Return a digest of a task's prompts, targets and metrics, without its name and data paths."""
-    asked = [(one.args, task.doc_to_target(one.doc)) for one in task.instances]
-    return digest(task.OUTPUT_TYPE, task.config.metric_list, asked)[:16]
+    requests = [(one.args, task.doc_to_target(one.doc)) for one in task.instances]
+    return digest(task.OUTPUT_TYPE, task.config.metric_list, requests)[:16]
 
 
 def main_score(task: dict[str, Any]) -> str:

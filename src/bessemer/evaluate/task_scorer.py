@@ -26,8 +26,8 @@ def task_scorer(options: Evaluate) -> TaskScorer | None:
         for task in tasks(options.tasks):
             scored, _ = score_task(task, subject, options.task_items, advance)
             by_score.setdefault("content", {})[task.name] = int(task.content[:12], 16)
-            for name, found in scored["scores"].items():
-                by_score.setdefault(name, {})[task.name] = found["value"]
+            for name, value in scored["scores"].items():
+                by_score.setdefault(name, {})[task.name] = value["value"]
         return by_score
 
     return score

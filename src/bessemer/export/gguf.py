@@ -237,10 +237,10 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
 
     def array(name: str, tensor: HubTensor) -> Array:
         values = tensor.gather().float()
-        made: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
+        numbers: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
         if architecture in PERMUTED and name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
-            return _interleaved(made, config.heads if "attn_q" in name else config.kv_heads)
-        return made
+            return _interleaved(numbers, config.heads if "attn_q" in name else config.kv_heads)
+        return numbers
 
     for tensor in hub_tensors(model, value):
         name = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))

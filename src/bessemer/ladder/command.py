@@ -192,12 +192,12 @@ def _law(fitted: FittedLaw) -> dict[str, Any]:
     is_surface, rows = fitted.design == "isoflop", fitted.drawn
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
-    drawn = {"E": np.exp(rows[:, 0])}
+    samples = {"E": np.exp(rows[:, 0])}
     for power in range(powers):
         exponents = rows[:, 1 + powers + power]
-        drawn[names[2 * power]] = np.exp(rows[:, 1 + power] + exponents * fitted.best.centre[power])
-        drawn[names[2 * power + 1]] = exponents
-    numbers = {name: Interval.of(float(np.median(values)), values) for name, values in drawn.items()}
+        samples[names[2 * power]] = np.exp(rows[:, 1 + power] + exponents * fitted.best.centre[power])
+        samples[names[2 * power + 1]] = exponents
+    numbers = {name: Interval.of(float(np.median(values)), values) for name, values in samples.items()}
     law_text = "E + A / N^alpha + B / D^beta" if is_surface else "E + K / C^gamma"
     return {"law": law_text, "numbers": {name: asdict(interval) for name, interval in numbers.items()}}
 

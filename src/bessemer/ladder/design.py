@@ -385,13 +385,13 @@ def _ratio(planned: Planned, sizes: list[Size], count: int, top: float, ratio: f
     largest = fitting[-1].parameters
     low = max(float(fitting[0].parameters), largest / SIZE_STEP ** (count - 1))
     chosen = _nearest(fitting, _spread(low, float(largest), count))
-    made = [_rung(planned, size, size.flops * size.parameters * ratio, number) for number, size in enumerate(chosen)]
-    return [rung for rung in made if rung is not None]
+    rungs = [_rung(planned, size, size.flops * size.parameters * ratio, number) for number, size in enumerate(chosen)]
+    return [rung for rung in rungs if rung is not None]
 
 
 def _isoflop(planned: Planned, sizes: list[Size], count: int, top: float) -> list[Rung]:
     levels = max(2, min(count // 3, 3 if count < 16 else 4))
-    made = []
+    rungs = []
     for level in range(levels):  # largest first: the largest amounts get the remaining runs
         each = count // levels + (level < count % levels)
         flops = top / BUDGET_STEP**level
@@ -403,5 +403,5 @@ def _isoflop(planned: Planned, sizes: list[Size], count: int, top: float) -> lis
         elif high > largest:
             low, high = max(largest / BUDGET_SPAN, smallest), largest
         chosen = _nearest(sizes, _spread(low, high, each))
-        made += [_rung(planned, size, flops, levels - 1 - level) for size in chosen]
-    return sorted((rung for rung in made if rung is not None), key=lambda rung: (rung.group, rung.size.parameters))
+        rungs += [_rung(planned, size, flops, levels - 1 - level) for size in chosen]
+    return sorted((rung for rung in rungs if rung is not None), key=lambda rung: (rung.group, rung.size.parameters))

@@ -106,8 +106,8 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
 
     options = {"gtol": 1e-7, "maxiter": 1000}
     free_starts = logit(np.clip((starts - low) / width, 1e-6, 1 - 1e-6))
-    made = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
-    best = min(made, key=lambda one: one.fun)
+    fits = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
+    best = min(fits, key=lambda one: one.fun)
     return place(best.x), float(best.fun) * HUBER_DELTA**2
 
 
@@ -137,22 +137,22 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
     residuals = off * (max(spread, NOISE) / max(float(np.sqrt((off**2).mean())), 1e-300))
     scale, start = max(spread, LEAST_SPREAD), best.parameters.copy()
     start[0] = np.clip(start[0], lowest - 3.0, lowest + log(0.5))
-    drawn = []
+    samples = []
     for share in chance.beta(*CONSTANT_PRIOR, DRAWS):
         sampled = middle_n + chance.choice(residuals, len(y_n))
 
-        def misses(place: Array, sampled: Array = sampled, share: float = share) -> Array:
+        def misses(point: Array, sampled: Array = sampled, share: float = share) -> Array:
             return np.append(
-                (predicted(place, x_nT)[0] - sampled) / scale, (exp(place[0] - lowest) - share) / PRIOR_WIDTH
+                (predicted(point, x_nT)[0] - sampled) / scale, (exp(point[0] - lowest) - share) / PRIOR_WIDTH
             )
 
-        def slopes(place: Array) -> Array:
-            prior = np.zeros(len(place))
-            prior[0] = exp(place[0] - lowest) / PRIOR_WIDTH
-            return np.vstack([predicted(place, x_nT)[1] / scale, prior])
+        def slopes(point: Array) -> Array:
+            prior = np.zeros(len(point))
+            prior[0] = exp(point[0] - lowest) / PRIOR_WIDTH
+            return np.vstack([predicted(point, x_nT)[1] / scale, prior])
 
-        drawn.append(least_squares(misses, start, jac=slopes, method="lm", max_nfev=60).x)
-    return np.array(drawn), residuals
+        samples.append(least_squares(misses, start, jac=slopes, method="lm", max_nfev=60).x)
+    return np.array(samples), residuals
 
 
 def _starts(x_nT: Array, losses_n: Array) -> Array:

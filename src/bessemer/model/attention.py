@@ -144,8 +144,8 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
     """
     length, parts = k_BGTK.shape[2], []
     for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
-        taken = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
-        parts.append(recompute(_dropped_chunk, *taken, scope, masks, queries, start, keys))
+        slices = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
+        parts.append(recompute(_dropped_chunk, *slices, scope, masks, queries, start, keys))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 

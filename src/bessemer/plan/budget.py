@@ -90,20 +90,20 @@ def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float |
     return good
 
 
-def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
+def devices_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
     """Return a request with the fewest whole nodes that finish the run within a number of days.
 
     `make` builds a request with other short names, and `plan` plans it. Raises InputError if no number of nodes is
     enough.
     """
     if budget.kind != "days":
-        raise InputError(f"--gpus {asked['gpus']}: only --days finds their number; write it as 64x{asked['gpus']}")
-    node = plan_or_none(plan, make({"gpus": f"8x{asked['gpus']}"}))
+        raise InputError(f"--gpus {options['gpus']}: only --days finds their number; write it as 64x{options['gpus']}")
+    node = plan_or_none(plan, make({"gpus": f"8x{options['gpus']}"}))
     per_node = 8 if node is None else node.job.cluster.device.per_node
     first = 1.0 if node is None else max(budget.share(node) * node.job.cluster.devices / per_node, 1.0)
 
     def request(nodes: float) -> PlanRequest:
-        return make({"gpus": f"{max(round(nodes), 1) * per_node}x{asked['gpus']}"})
+        return make({"gpus": f"{max(round(nodes), 1) * per_node}x{options['gpus']}"})
 
     def is_kept(nodes: float) -> bool:
         if nodes * per_node > MOST_DEVICES:
@@ -111,10 +111,10 @@ def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, pla
         result = plan_or_none(plan, request(nodes))
         return result is not None and result.fits and budget.share(result) <= 1
 
-    found = 1.0 if is_kept(1.0) else bisect(first * SPREAD, first / SPREAD, is_kept)
-    if found is None:
+    factor = 1.0 if is_kept(1.0) else bisect(first * SPREAD, first / SPREAD, is_kept)
+    if factor is None:
         raise InputError(f"--days {budget.text}: no number of these devices ends the run in time; give more days")
-    return request(found)
+    return request(factor)
 
 
 def plan_or_none(plan: Plan, request: PlanRequest) -> PlanResult | None:
@@ -140,23 +140,23 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
         return tokens >= batch and budget.share(plan(on(tokens))) <= 1
 
     tokens = first.goal.tokens / budget.share(first)
-    found = bisect(tokens / SPREAD, tokens * SPREAD, is_kept)
-    if found is None:
+    count = bisect(tokens / SPREAD, tokens * SPREAD, is_kept)
+    if count is None:
         raise InputError(f"--{budget.kind} {budget.text}: it does not pay for one step of this model; give more")
-    return on(found)
+    return on(count)
 
 
-def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
+def model_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
     """Return a request with the model and tokens that a budget pays for, at 20 tokens per parameter.
 
-    If `asked` gives the tokens, the model uses the rest of the budget. If the model does not fit on the devices, the
+    If `options` gives the tokens, the model uses the rest of the budget. If the model does not fit on the devices, the
     largest that fits is trained for longer. Raises InputError if the budget pays for no model.
     """
-    if "gpus" not in asked:
+    if "gpus" not in options:
         raise InputError(
             "plan: a budget needs devices; add --gpus 1024xH100, or give --flops alone for the scaling laws"
         )
-    fixed = plan_request.count(asked["tokens"], "tokens") if "tokens" in asked else None
+    fixed = plan_request.count(options["tokens"], "tokens") if "tokens" in options else None
 
     def request(flops: float) -> PlanRequest:
         best = RULE.optimum(flops)
@@ -177,9 +177,9 @@ def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan:
         if budget.kind == "flops" or (result := plan_or_none(plan, request(flops))) is None:
             break
         flops /= budget.share(result)
-    found = bisect(flops / SPREAD, flops * SPREAD, is_kept)
-    if found is None:
+    limit = bisect(flops / SPREAD, flops * SPREAD, is_kept)
+    if limit is None:
         plan(request(flops))  # raises the specific error for a model of this size
         raise InputError(f"--{budget.kind} {budget.text}: it pays for no model that fits on these devices; give more")
-    chosen = request(found)
+    chosen = request(limit)
     return chosen if fixed is not None else tokens_within(budget, chosen, plan)

@@ -153,15 +153,15 @@ def _with_measured(device: DeviceSpec, known: Mapping[str, DeviceSpec]) -> Devic
 def find(name: str, extra: Path | None = None) -> DeviceSpec:
     """Return the device with this name or alias. Raises InputError that suggests similar names."""
     devices = catalogue(extra)
-    found = match(name, devices)
-    if found is None:
+    device = match(name, devices)
+    if device is None:
         spellings = {each.upper(): one.name for one in devices.values() for each in (one.name, *one.aliases)}
         close = difflib.get_close_matches(name.upper(), spellings, cutoff=NEAR)
         near = dict.fromkeys(spellings[each] for each in close)
-        meant = f"did you mean {' or '.join(near)}?" if near else "`bessemer plan --devices` lists those that are."
+        hint = f"did you mean {' or '.join(near)}?" if near else "`bessemer plan --devices` lists those that are."
         where = f" nor in {extra}" if extra is not None else ""
-        raise InputError(f"device {name!r}: not in the catalogue{where}; {meant} --catalogue FILE describes others")
-    return found
+        raise InputError(f"device {name!r}: not in the catalogue{where}; {hint} --catalogue FILE describes others")
+    return device
 
 
 def of_cluster(cluster: Cluster) -> DeviceSpec | None:
@@ -181,13 +181,13 @@ def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
     All words of the alias must be in the spelling; the alias with the most words wins, and the earlier of equal ones.
     Otherwise a device matches if its letters and digits are the same.
     """
-    said, best, most = _words(name), None, 0
+    query, best, most = _words(name), None, 0
     for device in devices.values():
         size = str(round(device.memory / 1e9))
         for spelling in (device.name, *device.aliases):
             words = _words(spelling)
-            if words <= said and said - words <= _NOISE | {size} and len(words | (said & {size})) > most:
-                best, most = device, len(words | (said & {size}))
+            if words <= query and query - words <= _NOISE | {size} and len(words | (query & {size})) > most:
+                best, most = device, len(words | (query & {size}))
     return best or next((device for device in devices.values() if _compact(name) in _compact_names(device)), None)
 
 

@@ -171,10 +171,10 @@ def outlook(
     interval = steps * step_seconds + save.stall
     # The time to detect a failure, and the work that is lost because the last save was not yet durable.
     downtime = DETECTION_SECONDS + max(save.write - save.stall, 0.0)
-    taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime, RESTART_SECONDS)
+    seconds = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime, RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
-        mtbf=mtbf_seconds, interval=interval, every=steps, failures=taken / mtbf_seconds,
-        effective=training_seconds / taken, seconds=taken,
-        lost=taken - training_seconds - saves * save.stall, saves=saves * save.stall, checkpoints=int(saves),
+        mtbf=mtbf_seconds, interval=interval, every=steps, failures=seconds / mtbf_seconds,
+        effective=training_seconds / seconds, seconds=seconds,
+        lost=seconds - training_seconds - saves * save.stall, saves=saves * save.stall, checkpoints=int(saves),
     )  # fmt: skip

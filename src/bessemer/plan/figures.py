@@ -13,16 +13,16 @@ from bessemer.plan.search import RECOMPUTE, LayoutSearchResult, layout_line
 DRAWN_LAYOUTS = 300  # fastest layouts of a search that are drawn, in addition to the Pareto front
 
 
-def figure_series(of: plan_result.PlanResult) -> dict[str, Any]:
+def figure_series(plan: plan_result.PlanResult) -> dict[str, Any]:
     """Return the data of a plan's figures: memory by part, step time by part, and layouts (None without a search)."""
     return {
-        "memory": memory_bars(of.job),
+        "memory": memory_bars(plan.job),
         "step": {
-            "seconds": of.step.seconds,
-            "micro_batches": of.step.micro_batches,
-            "parts": {name: getattr(of.step, name) for name in plan_result.STEP_PARTS},
+            "seconds": plan.step.seconds,
+            "micro_batches": plan.step.micro_batches,
+            "parts": {name: getattr(plan.step, name) for name in plan_result.STEP_PARTS},
         },
-        "layouts": layouts(of.found, of.job) if of.found is not None else None,
+        "layouts": layouts(plan.found, plan.job) if plan.found is not None else None,
     }
 
 
@@ -37,10 +37,10 @@ def memory_bars(job: Job) -> dict[str, Any]:
     ]
     if job.layout.replicate * job.layout.state_shards == 1:  # ZeRO has nothing to divide
         groups = groups[1:]
-    found = stages(job)
-    if len(found) > 1:
-        fullest = max(found, key=lambda one: one.total)
-        bars = [_bar(f"stage {one.place + 1}", job, one, one is fullest) for one in found]
+    ranks = stages(job)
+    if len(ranks) > 1:
+        fullest = max(ranks, key=lambda one: one.total)
+        bars = [_bar(f"stage {one.place + 1}", job, one, one is fullest) for one in ranks]
         groups.append({"kind": "pipeline stage", "bars": bars})
     device = job.cluster.device
     return {"capacity": device.memory, "device": device.name, "groups": groups}
@@ -63,16 +63,16 @@ def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
     return {"name": name, "parts": parts, "total": held.total, "fits": not excess(job, held), "own": own}
 
 
-def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
+def layouts(result: LayoutSearchResult, job: Job) -> dict[str, Any]:
     """Return speed and memory of the layouts that fit, with the Pareto front and the plan's own layout marked."""
-    front = {id(one) for one in found.pareto}
-    late = (one for one in found.ranked[DRAWN_LAYOUTS:] if id(one) in front or one.job == job)
-    shown = [*found.ranked[:DRAWN_LAYOUTS], *late]
+    front = {id(one) for one in result.pareto}
+    late = (one for one in result.ranked[DRAWN_LAYOUTS:] if id(one) in front or one.job == job)
+    shown = [*result.ranked[:DRAWN_LAYOUTS], *late]
     return {
         "capacity": job.cluster.device.memory,
-        "fitting": len(found.ranked),
-        "too_large": len(found.rejected),
-        "impossible": found.impossible,
+        "fitting": len(result.ranked),
+        "too_large": len(result.rejected),
+        "impossible": result.impossible,
         "rows": [
             {
                 "layout": layout_line(one.job),
@@ -87,6 +87,6 @@ def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
         ],
         "misses": [
             {"layout": layout_line(replace(job, layout=miss.layout)), "reasons": list(miss.reasons)}
-            for miss in found.rejected[:5]
+            for miss in result.rejected[:5]
         ],
     }

@@ -101,15 +101,15 @@ def goal_of(
         # No plan models train.classify.frozen (unplanned.toml), so all weights have gradients and moments.
         train = resolved.train.model_copy(update={"classify": TRAIN.classify})
         job = replace(job, train=train, offload=resolved.parallel.offload)
-    chosen, given = recipe.parallel.auto, set[str]()
+    chosen, keys = recipe.parallel.auto, set[str]()
     if chosen:
-        given |= recipe.parallel.given_layout
+        keys |= recipe.parallel.given_layout
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
     if recipe.train.micro_batch is not None:
-        given.add("micro_batch")
+        keys.add("micro_batch")
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
-        given.add("recompute")
-    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), not_counted, recipe.checkpoint.every)
+        keys.add("recompute")
+    return Goal(resolved, job, tokens, chosen, frozenset(keys), tuple(notes), not_counted, recipe.checkpoint.every)
 
 
 ROUNDED_BATCH = 1.1
@@ -119,10 +119,10 @@ ROUNDED_BATCH = 1.1
 def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     """Return the tokens of the run's whole steps. Raises InputError if one batch has more tokens than the run."""
     tokens = resolved.batches.tokens_before(resolved.train.steps)
-    asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
-    if asked is not None and batch is not None and batch > ROUNDED_BATCH * asked:
+    total, batch = recipe.train.tokens, recipe.train.global_batch_tokens
+    if total is not None and batch is not None and batch > ROUNDED_BATCH * total:
         raise InputError(
-            f"train.global_batch_tokens = {batch:,} exceeds all tokens of the run (train.tokens = {asked:,}); make it smaller"
+            f"train.global_batch_tokens = {batch:,} exceeds all tokens of the run (train.tokens = {total:,}); make it smaller"
         )
     return tokens
 
@@ -166,28 +166,28 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
 
     If the planner chooses the layout and [cluster] gives no device count, `nodes` determines the size.
     """
-    given, world = recipe.cluster, recipe.parallel.world
-    counted = "nodes" in given.model_fields_set
-    per_node = given.devices_per_node or device.per_node
-    if counted and given.devices_per_node is None and not recipe.parallel.auto and world % given.nodes == 0:
-        per_node = world // given.nodes
-    count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
+    settings, world = recipe.cluster, recipe.parallel.world
+    counted = "nodes" in settings.model_fields_set
+    per_node = settings.devices_per_node or device.per_node
+    if counted and settings.devices_per_node is None and not recipe.parallel.auto and world % settings.nodes == 0:
+        per_node = world // settings.nodes
+    count = settings.devices or (settings.nodes * per_node if counted or recipe.parallel.auto else world)
     if count > MOST_DEVICES:
         raise InputError(f"cluster.devices: {count:,} is more than any cluster has; give at most {MOST_DEVICES:,}")
     cluster = ClusterSpec.of(device, count)
-    if given.devices_per_node or per_node != device.per_node:
+    if settings.devices_per_node or per_node != device.per_node:
         cluster = replace(cluster, per_node=min(per_node, count), domain=0)
-    return replace(cluster, inter_bandwidth=given.inter_bandwidth * 1e9) if given.inter_bandwidth else cluster
+    return replace(cluster, inter_bandwidth=settings.inter_bandwidth * 1e9) if settings.inter_bandwidth else cluster
 
 
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
-    given, length = recipe.parallel, recipe.tokens.sequence_length
-    usual = recipe_defaults.micro_batch_size(batch, length, recipe_defaults.MICRO_BATCH_TOKENS, given)
+    parallel, length = recipe.parallel, recipe.tokens.sequence_length
+    usual = recipe_defaults.micro_batch_size(batch, length, recipe_defaults.MICRO_BATCH_TOKENS, parallel)
     return Layout(
-        **{way: getattr(given, way) for way in AXES},
-        virtual=given.stages_per_rank,
-        zero=given.zero if given.state_shards > 1 else 0,
-        schedule=given.schedule,
+        **{way: getattr(parallel, way) for way in AXES},
+        virtual=parallel.stages_per_rank,
+        zero=parallel.zero if parallel.state_shards > 1 else 0,
+        schedule=parallel.schedule,
         micro_batch=recipe.train.micro_batch or usual,
         sequence_parallel=sequence_parallel,
         recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
@@ -200,8 +200,8 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
     On a device without bf16, `auto` plans fp32 as a run does, or fp16 if there is no recipe yet (`is_open`), and adds a
     note. Raises InputError for a precision that the device does not have.
     """
-    asked = recipe.train.precision
-    precision = "fp8" if asked == "fp8-rowwise" else asked
+    name = recipe.train.precision
+    precision = "fp8" if name == "fp8-rowwise" else name
     if precision == "auto":
         if "bf16" in device.flops:
             return "bf16"
@@ -210,7 +210,7 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
         return chosen
     if precision not in device.flops:
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
-        raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")
+        raise InputError(f"train.precision = {name}: {lacks}; possible: {', '.join(device.flops)}")
     return precision  # type: ignore[return-value]
 
 

@@ -112,8 +112,8 @@ def evidence(job: Job) -> Evidence:
 
 def extrapolation(job: Job) -> float:
     """Return the additional standard deviation of log(measured / planned) for what no published case covers."""
-    found = evidence(job)
-    device = UNMEASURED_DEVICE if found.elsewhere or not found.device else 0.0
+    facts = evidence(job)
+    device = UNMEASURED_DEVICE if facts.elsewhere or not facts.device else 0.0
     mixture = residuals()["mixture_spread"] if job.model.expert_parameters else 0.0
     return hypot(device, mixture, EACH_DOUBLING * max(log2(job.cluster.devices / MOST_DEVICES), 0.0))
 

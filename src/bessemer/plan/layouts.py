@@ -145,17 +145,17 @@ def _schedules(
             return []
         return [("1f1b", 1)]
     names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in given else ("1f1b", "interleaved")
-    found: list[tuple[PipelineSchedule, int]] = []
+    schedules: list[tuple[PipelineSchedule, int]] = []
     most_stages = job.model.layers + job.framework.stages_without_blocks
     for name in names:
         own = SCHEDULES[name].stages_per_rank
         several = _stages_each(most_stages, pipeline) if name == "interleaved" else (own,)
         for virtual in (layout.virtual,) if "virtual" in given else several:
             if stages_complaint(name, virtual) is None and pipeline * virtual <= most_stages:
-                found.append((name, virtual))
-    if not found:
+                schedules.append((name, virtual))
+    if not schedules:
         impossible["more pipeline stages than blocks"] += 1
-    return found
+    return schedules
 
 
 def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Coun
 def micro_batch_sizes(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> list[int]:
     """Return the micro-batch sizes to try, in sequences: the given one, else all valid powers of two."""
     sizes = [job.layout.micro_batch] if "micro_batch" in given else [1 << n for n in range(job.batch.bit_length())]
-    found = [size for size in sizes if split.micro_batches(job.batch, size)]
-    if not found:
+    fits = [size for size in sizes if split.micro_batches(job.batch, size)]
+    if not fits:
         impossible["the micro-batch does not divide a part of the batch"] += 1
-    return found
+    return fits

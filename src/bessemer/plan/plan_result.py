@@ -74,8 +74,8 @@ class PlanResult:
     @property
     def precision(self) -> str:
         """Precision for output: the recipe's if it selects fp8 with row scales, else the job's."""
-        asked = self.goal.recipe.train.precision
-        return asked if asked == "fp8-rowwise" else self.job.precision
+        name = self.goal.recipe.train.precision
+        return name if name == "fp8-rowwise" else self.job.precision
 
     @property
     def intervals(self) -> dict[str, PlanInterval]:
@@ -85,13 +85,13 @@ class PlanResult:
         the run.
         """
         run, devices, price = self.expected.seconds, self.job.cluster.devices, self.bill.price
-        found = {
+        ranges = {
             "step_seconds": interval(_question(self.goal, self.found), self.job, self.step.seconds),
             "memory_bytes": interval("memory", self.job, self.memory.total),
             "days": run.times(1 / run_cost.DAY),
             "device_hours": run.times(devices / run_cost.HOUR),
         }
-        return found if price is None else {**found, "cost": run.times(devices / run_cost.HOUR * price)}
+        return ranges if price is None else {**ranges, "cost": run.times(devices / run_cost.HOUR * price)}
 
 
 def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
@@ -107,25 +107,25 @@ def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
         NoLayoutError: No layout fits; the message has the nearest miss.
         InputError: The given layout is impossible.
     """
-    found = search(goal.job, goal.given) if goal.chooses_layout or searched else None
-    if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
-        miss, cluster = found.rejected[0], goal.job.cluster
+    result = search(goal.job, goal.given) if goal.chooses_layout or searched else None
+    if result is not None and not result.ranked and not goal.given & set(LAYOUT_KEYS):
+        miss, cluster = result.rejected[0], goal.job.cluster
         where, reasons = f"{cluster.devices:,} x {cluster.device.name}", "; ".join(miss.reasons)
         raise NoLayoutError(f"plan: no layout of {where} fits; the nearest misses by {size(miss.missing)}: {reasons}")
-    best = _given(goal) if found is None or not goal.chooses_layout else _chosen(goal, found)
-    return _worked_out(goal, best, found)
+    best = _given(goal) if result is None or not goal.chooses_layout else _chosen(goal, result)
+    return _worked_out(goal, best, result)
 
 
-def _question(goal: Goal, found: LayoutSearchResult | None) -> Literal["step", "chosen"]:
+def _question(goal: Goal, result: LayoutSearchResult | None) -> Literal["step", "chosen"]:
     """Return the kind of interval for a layout: `chosen` if the planner chose it from several, else `step`."""
-    return "chosen" if goal.chooses_layout and found is not None and found.is_choice else "step"
+    return "chosen" if goal.chooses_layout and result is not None and result.is_choice else "step"
 
 
-def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None) -> PlanResult:
+def _worked_out(goal: Goal, best: Candidate, result: LayoutSearchResult | None) -> PlanResult:
     """Build the plan of a layout."""
     job = best.job
     config, cluster = job.model, job.cluster
-    asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
+    request, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
     storage = device.storage_bandwidth * cluster.nodes
     between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.published_rate(device.generation))
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
@@ -134,13 +134,13 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None) -
     ideal = goal.tokens / job.tokens * best.step.seconds
     slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
-    expected = expected_run(job, running, ideal, _question(goal, found))
-    price, asked_at = (device.price, device.price_date) if asked.price is None else (asked.price, None)
+    expected = expected_run(job, running, ideal, _question(goal, result))
+    price, asked_at = (device.price, device.price_date) if request.price is None else (request.price, None)
     bill = run_cost.bill(expected.seconds.expected, cluster.devices, device.watts, price=price, price_date=asked_at)
     return PlanResult(
         goal=goal, job=job, memory=best.memory, step=best.step, bill=bill, running=running, expected=expected, save=save,
         loading=run_cost.loading(job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, storage=storage),
-        found=found,
+        found=result,
     )  # fmt: skip
 
 
@@ -155,11 +155,11 @@ def checkpoint_bytes(job: Job) -> float:
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
 
-def _chosen(goal: Goal, found: LayoutSearchResult) -> Candidate:
+def _chosen(goal: Goal, result: LayoutSearchResult) -> Candidate:
     """Return the preferred layout of a search, or the nearest miss."""
-    if found.ranked:
-        return found.preferred[0]
-    job = replace(goal.job, layout=found.rejected[0].layout)
+    if result.ranked:
+        return result.preferred[0]
+    job = replace(goal.job, layout=result.rejected[0].layout)
     return Candidate(job, memory(job), step(job))
 
 
@@ -174,15 +174,15 @@ def _given(goal: Goal) -> Candidate:
     if (why := refuse(goal.job)) is not None:
         raise InputError(why)
     modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
         for mode in modes:
             job = goal.job.with_layout(recompute=mode, expert=expert)
-            found.append(Candidate(job, memory(job), step(job)))
-            if found[-1].leaves(HEADROOM):
+            candidates.append(Candidate(job, memory(job), step(job)))
+            if candidates[-1].leaves(HEADROOM):
                 break
-    safe = [one for one in found if one.leaves(HEADROOM)]
-    return min(safe, key=lambda one: one.step.seconds) if safe else min(found, key=lambda one: one.memory.total)
+    safe = [one for one in candidates if one.leaves(HEADROOM)]
+    return min(safe, key=lambda one: one.step.seconds) if safe else min(candidates, key=lambda one: one.memory.total)
 
 
 def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     config, devices = job.model, job.cluster.devices
     per_token = time.model_flops / job.tokens
     by_laws, is_pretraining = (config.active_parameters, goal.tokens), goal.recipe.is_pretraining
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "parameters": config.parameters,
         "active_parameters": config.active_parameters,
         "parameters_by_part": parameters_by_part(config),
@@ -236,8 +236,8 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "learning_rate": goal.recipe.train.optimizer.learning_rate,
     }
     if out.found is not None and (searched or goal.chooses_layout):
-        found["search"] = {**search_dict(out.found), "given": sorted(goal.given)}
-    return found
+        facts["search"] = {**search_dict(out.found), "given": sorted(goal.given)}
+    return facts
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
@@ -264,7 +264,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
     They are the ideal figures (every step at the planned time), the expected ones with 80% intervals, the difference by
     cause, and the evidence behind the intervals.
     """
-    hours, price, found = out.seconds / run_cost.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
+    hours, price, facts = out.seconds / run_cost.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
     whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
     # The catalogue entry of a user's device may have no watts.
     energy = out.bill.megawatt_hours if out.job.cluster.device.watts else None
@@ -283,7 +283,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
         "device_hours_by_part": {
             name: seconds / run_cost.HOUR * out.job.cluster.devices for name, seconds in out.expected.parts.items()
         },
-        "evidence": asdict(found),
+        "evidence": asdict(facts),
     }
 
 
@@ -301,23 +301,23 @@ def layout_dict(job: Job) -> dict[str, Any]:
     return {name: getattr(job.layout, name) for name in LAYOUT_FIGURES} | {"micro_batches": job.micro_batches}
 
 
-def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
+def search_dict(result: LayoutSearchResult) -> dict[str, Any]:
     """Return the result of a layout search as plain values.
 
     It has the best layouts in order of preference, the Pareto front of speed and memory, the nearest misses, and the
     number of impossible splits by reason.
     """
     return {
-        "fitting": len(of.ranked),
-        "with_headroom": len(of.safe),
-        "best": [candidate_dict(one) for one in of.preferred[:SHOWN]],
-        "pareto": [candidate_dict(one) for one in of.pareto],
-        "too_large": len(of.rejected),
+        "fitting": len(result.ranked),
+        "with_headroom": len(result.safe),
+        "best": [candidate_dict(one) for one in result.preferred[:SHOWN]],
+        "pareto": [candidate_dict(one) for one in result.pareto],
+        "too_large": len(result.rejected),
         "nearest_misses": [
             {"layout": asdict(miss.layout), "missing_bytes": miss.missing, "reasons": list(miss.reasons)}
-            for miss in of.rejected[:SHOWN]
+            for miss in result.rejected[:SHOWN]
         ],
-        "impossible": of.impossible,
+        "impossible": result.impossible,
     }
 
 

@@ -153,10 +153,10 @@ def layout_line(job: Job) -> str:
 
 def layout_parts(layout: Layout) -> list[str]:
     """Describe how a layout divides the model and its state, one string for each part."""
-    found = [describe_axes(layout) + (f", expert {layout.expert}" if layout.expert > 1 else "")]
+    parts = [describe_axes(layout) + (f", expert {layout.expert}" if layout.expert > 1 else "")]
     if layout.pipeline > 1:
-        found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
-    return [*found, f"zero {layout.zero}"] if layout.zero else found
+        parts.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
+    return [*parts, f"zero {layout.zero}"] if layout.zero else parts
 
 
 @lru_cache(maxsize=16)  # a budget search plans jobs that differ only in tokens

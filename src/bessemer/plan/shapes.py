@@ -74,7 +74,7 @@ class Shape:
 @cache
 def shapes() -> dict[str, Shape]:
     """Load all published shapes, by name."""
-    found: dict[str, Shape] = {}
+    table: dict[str, Shape] = {}
     for file, kind in (("shapes.toml", ModelConfig), ("mixtures.toml", MixtureConfig)):
         text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
         for group in tomllib.loads(text)["group"]:
@@ -84,8 +84,8 @@ def shapes() -> dict[str, Shape]:
                 options["latent"] = LatentAttention(**options["latent"])
             for name, layers, width, heads, kv_heads, head_dim, mlp_width, parameters in rows:
                 sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-                found[name] = Shape(name, kind(**sizes, mlp_width=mlp_width, **options), parameters, source)
-    return found
+                table[name] = Shape(name, kind(**sizes, mlp_width=mlp_width, **options), parameters, source)
+    return table
 
 
 def count_of(text: str | float) -> float:
@@ -93,12 +93,12 @@ def count_of(text: str | float) -> float:
     if isinstance(text, (int, float)):
         value = float(text)
     else:
-        found = _NUMBER.fullmatch(text.strip())
-        if found is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
+        match = _NUMBER.fullmatch(text.strip())
+        if match is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
             raise InputError(f"{text}: a number above zero is needed")
-        if found is None:
+        if match is None:
             raise InputError(f"{text!r} is not a number; write it as 70e9, 70B, 1.4T, 124M or 1,500")
-        value = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2].lower()]
+        value = float(re.sub("[_,]", "", match[1])) * _UNITS[match[2].lower()]
     if not value > 0 or math.isinf(value):
         raise InputError(f"{text}: a number above zero is needed")
     return value
@@ -112,8 +112,8 @@ def find(name: str) -> Shape:
     if wanted in known:
         return known[wanted]
     near = dict.fromkeys(known[key].name for key in difflib.get_close_matches(wanted, known, n=3, cutoff=NEAR))
-    meant = f"the nearest are {', '.join(near)} (`--model list` has all)" if near else "`--model list` has the names"
-    raise InputError(f"model {name!r} is not known; {meant}; a number of parameters (70B) gives a shape by rule")
+    hint = f"the nearest are {', '.join(near)} (`--model list` has all)" if near else "`--model list` has the names"
+    raise InputError(f"model {name!r} is not known; {hint}; a number of parameters (70B) gives a shape by rule")
 
 
 def model(what: str | float, vocabulary: int | None = None, sequence_length: int | None = None) -> ModelConfig:
@@ -165,7 +165,7 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> M
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int) -> list[ModelConfig]:
     """Return the shapes of a depth whose count is near `parameters`, with the MLP adjusted to meet it."""
-    found, options = [], FAMILIES["llama"].options
+    fits, options = [], FAMILIES["llama"].options
     for width in _widths(layers):
         least, most = 8 * layers * width**2, 24 * layers * width**2 + 2 * vocabulary * width
         if not least < parameters * 1.5 or most < parameters / 1.5:
@@ -184,8 +184,8 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
         step = 16 if width < 512 else 64  # 64 hidden units are several percent of a narrow model
         over = round((parameters - plain.parameters) / a_unit / step) * step
         if abs(over) <= MLP_SLACK * plain.mlp_width:
-            found.append(plain.with_changes(mlp_width=plain.mlp_width + over))
-    return found
+            fits.append(plain.with_changes(mlp_width=plain.mlp_width + over))
+    return fits
 
 
 def _widths(layers: int) -> list[int]:

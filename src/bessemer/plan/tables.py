@@ -131,14 +131,14 @@ def _by_laws(of: PlanResult) -> dict[str, str]:
 
 def _chosen(of: PlanResult) -> str:
     """Describe how a layout was chosen, and its given fields."""
-    found, goal = of.found, of.goal
-    assert found is not None
+    result, goal = of.found, of.goal
+    assert result is not None
     kept = as_given(goal.job.layout, goal.given)
     kept = f", with {kept} as given" if kept else ""
-    if not found.ranked:
-        return f"; the nearest miss of {len(found.rejected):,}{kept}"
-    safe = f"{len(found.safe):,} of {len(found.ranked):,}"
-    return f"; {safe} that fit leave {found.headroom:.0%} of the memory free{kept}"
+    if not result.ranked:
+        return f"; the nearest miss of {len(result.rejected):,}{kept}"
+    safe = f"{len(result.safe):,} of {len(result.ranked):,}"
+    return f"; {safe} that fit leave {result.headroom:.0%} of the memory free{kept}"
 
 
 def _fits(of: PlanResult) -> str:
@@ -186,17 +186,17 @@ def energy(megawatt_hours: float) -> str:
 def _money(of: PlanResult) -> str:
     if of.bill.price is None:
         return "no price known (cluster.price); "
-    asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
+    date = f" ({of.bill.price_date})" if of.bill.price_date else ""
     ideal = of.bill.price * of.seconds / run_cost.HOUR * of.job.cluster.devices
-    return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
+    return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{date}; "
 
 
-def _range(found: PlanInterval, shown: Callable[[float], str]) -> str:
-    return f"{shown(found.expected)} expected, {_ends(found, shown)}"
+def _range(span: PlanInterval, shown: Callable[[float], str]) -> str:
+    return f"{shown(span.expected)} expected, {_ends(span, shown)}"
 
 
-def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
-    low, high = shown(found.low).split(), shown(found.high).split()
+def _ends(span: PlanInterval, shown: Callable[[float], str]) -> str:
+    low, high = shown(span.low).split(), shown(span.high).split()
     if len(low) == len(high) == 2 and low[1] == high[1]:
         low = low[:1]
     return f"{' '.join(low)} to {' '.join(high)}"
@@ -204,11 +204,11 @@ def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
 
 def evidence_line(job: Job) -> str:
     """Describe the measurements behind a plan and the ratio of expected to ideal step time."""
-    found, mixture = evidence(job), " with mixtures of experts" if job.model.expert_parameters else ""
+    facts, mixture = evidence(job), " with mixtures of experts" if job.model.expert_parameters else ""
     where = f"{job.framework.name} on devices of this kind in {job.precision}{mixture}"
-    cases = counted(found.cases, "published step") if found.program else "no published step"
+    cases = counted(facts.cases, "published step") if facts.program else "no published step"
     return (
-        f"{cases} of {where}; a step is expected to take {found.factor:.2f} times the ideal; ranges are 80% intervals"
+        f"{cases} of {where}; a step is expected to take {facts.factor:.2f} times the ideal; ranges are 80% intervals"
         f"{', widened' if extrapolation(job) else ''}"
     )
 

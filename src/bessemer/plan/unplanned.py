@@ -28,7 +28,7 @@ def entry_of(key: str) -> str | None:
 
 def for_catalogue(recipe: Recipe, framework: str) -> tuple[str, ...]:
     """Return a sentence for each recipe setting that a plan for catalogue devices does not include."""
-    table, found = effects(), dict[str, str]()
+    table, reasons = effects(), dict[str, str]()
     for key, value in _set_values(recipe):
         entry = entry_of(key)
         row = table["unplanned"].get(entry, {})
@@ -36,10 +36,10 @@ def for_catalogue(recipe: Recipe, framework: str) -> tuple[str, ...]:
             continue
         name = str(entry) if row.get("as_a_whole") else f"{key} = {_written(value)}"
         if framework != "bessemer" and entry in table["of_bessemer"]:
-            found[name] = f"{name}: the plan is of {framework} as its profile has it"
+            reasons[name] = f"{name}: the plan is of {framework} as its profile has it"
         elif row:
-            found[name] = f"{name}: {row['why']}"
-    return tuple(found.values())
+            reasons[name] = f"{name}: {row['why']}"
+    return tuple(reasons.values())
 
 
 def on_this_machine(recipe: Recipe) -> tuple[str, ...]:

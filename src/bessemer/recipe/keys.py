@@ -115,7 +115,7 @@ def _fields(
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _section_of(part))), None)
+    return next((section for part in get_args(annotation) if (section := _section_of(part))), None)
 
 
 def _default_of(info: FieldInfo) -> str:
@@ -155,10 +155,10 @@ def complaints(
         location = item["loc"]
         key = _key(location, values)
         line = line_of(text, location)
-        place = f"{where}:{line}" if line else where
+        source = f"{where}:{line}" if line else where
         what = _what(item, location, known, settings_at(values, location))
         related = [f"--set {override}" for override in overrides if _overlaps(override, key, _declared(location))]
-        yield f"{place}: {key}{': ' if key else ''}{what}" + f" (with {' '.join(related)})" * bool(related)
+        yield f"{source}: {key}{': ' if key else ''}{what}" + f" (with {' '.join(related)})" * bool(related)
 
 
 def _overlaps(override: str, *keys: str) -> bool:
@@ -190,13 +190,13 @@ def _declared(location: Location) -> str:
 def _key(location: Location, values: dict[str, Any]) -> str:
     """Return the dotted key of a location; an item of an array of tables has its own name, as with --set."""
     names: list[str] = []
-    place: Any = values
+    value: Any = values
     for part in location:
         try:
-            place = place[part]
+            value = value[part]
         except (KeyError, IndexError, TypeError):
-            place = None
-        name = part if isinstance(part, str) else item_name(place) if isinstance(place, dict) else None
+            value = None
+        name = part if isinstance(part, str) else item_name(value) if isinstance(value, dict) else None
         if isinstance(name, str):
             names.append(name)
     return ".".join(names)
@@ -204,19 +204,19 @@ def _key(location: Location, values: dict[str, Any]) -> str:
 
 def line_of(text: str, location: Location) -> int | None:
     """Return the line of TOML text that sets a key, else the line of its table; None for the whole recipe."""
-    found: dict[Location, int] = {}
+    lines: dict[Location, int] = {}
     items: dict[Location, int] = {}  # arrays of tables, with the index of the current item
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
-        if opened := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", line):
-            table, parts = (), [part.strip() for part in opened[2].split(".")]
+        if match := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", line):
+            table, parts = (), [part.strip() for part in match[2].split(".")]
             for index, part in enumerate(parts, start=1):
                 table = (*table, part)
-                if opened[1] == "[[" and index == len(parts):
+                if match[1] == "[[" and index == len(parts):
                     items[table] = items.get(table, -1) + 1
                 if table in items:
                     table = (*table, items[table])
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := re.match(r"\s*([A-Za-z0-9_.\-]+)\s*=", line):
-            found.setdefault((*table, *key[1].split(".")), number)
-    return next((found[location[:end]] for end in range(len(location), 0, -1) if location[:end] in found), None)
+            lines.setdefault((*table, *key[1].split(".")), number)
+    return next((lines[location[:end]] for end in range(len(location), 0, -1) if location[:end] in lines), None)

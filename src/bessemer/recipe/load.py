@@ -101,14 +101,14 @@ def _is_of_run(path: Path, text: str) -> bool:
 
 def _reject_results(path: Path) -> None:
     """Raise InputError for a result of a run or a folder of a model, which are neither a recipe nor text."""
-    place = path.resolve()
-    if place.is_dir() and (place / "config.json").exists() and next(place.glob("*.safetensors"), None) is not None:
+    target = path.resolve()
+    if target.is_dir() and (target / "config.json").exists() and next(target.glob("*.safetensors"), None) is not None:
         raise InputError(f"{path}: a model, not text; to start from its weights, set model.from in a recipe")
-    if place.suffix == ".toml" or (place / "recipe.toml").exists():
+    if target.suffix == ".toml" or (target / "recipe.toml").exists():
         return
-    for folder in place.parents:
+    for folder in target.parents:
         is_run = (folder / "recipe.toml").exists() and any(folder.glob("*/stage.json"))
-        if is_run and place.relative_to(folder).parts[0] != "corpus":  # documents of its corpus are ordinary text
+        if is_run and target.relative_to(folder).parts[0] != "corpus":  # documents of its corpus are ordinary text
             raise InputError(f"{path}: a result of the run {folder}; give that folder, a recipe, or text to train on")
 
 
@@ -185,11 +185,11 @@ def parse(
     for key, value in leaves(values):
         require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
-    place = folder or Path()
-    names = anchor_names(values, place)
+    base = folder or Path()
+    names = anchor_names(values, base)
     if is_trusted:
         extensions.trust(names)
-    follow_start(values, place)
+    follow_start(values, base)
     follow_chat(values)
     context = {"is_draft": is_draft, "loaded": names if loads_code and is_trusted else ()}
     try:
@@ -286,18 +286,18 @@ def _override(values: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text  # an unquoted word is a string
     *tables, last = key.strip().split(".")
-    place: Any = values
+    node: Any = values
     for index, table in enumerate(tables):
-        place = _entry(place, table, key, ".".join(tables[:index]))
+        node = _entry(node, table, key, ".".join(tables[:index]))
     path = ".".join(tables)
-    if isinstance(place, list) and all(isinstance(item, dict) for item in place):
-        if len(place) != 1:  # with a single item, its name can be left out
-            names = [f"{path}.{item_name(item)}.{last}" for item in place]
+    if isinstance(node, list) and all(isinstance(item, dict) for item in node):
+        if len(node) != 1:  # with a single item, its name can be left out
+            names = [f"{path}.{item_name(item)}.{last}" for item in node]
             raise InputError(f"--set {override}: name one entry of {path}: {', '.join(names) or 'it has none'}")
-        place = place[0]
-    if not isinstance(place, dict):
+        node = node[0]
+    if not isinstance(node, dict):
         raise InputError(f"--set {override}: {path} is not a table")
-    place[last] = value
+    node[last] = value
 
 
 def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -310,13 +310,13 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
                 train.pop(name, None)
 
 
-def _entry(place: Any, name: str, key: str, path: str) -> Any:
-    """Return the table `name` in `place`; items of arrays of tables have names (corpus.sources.NAME.weight)."""
-    if isinstance(place, dict):
-        return place.setdefault(name, {})
-    if not isinstance(place, list):
+def _entry(node: Any, name: str, key: str, path: str) -> Any:
+    """Return the table `name` in `node`; items of arrays of tables have names (corpus.sources.NAME.weight)."""
+    if isinstance(node, dict):
+        return node.setdefault(name, {})
+    if not isinstance(node, list):
         raise InputError(f"--set {key}: {path} is not a table")
-    named = {str(item_name(item)): item for item in reversed(place) if isinstance(item, dict)}
+    named = {str(item_name(item)): item for item in reversed(node) if isinstance(item, dict)}
     if name not in named:
         raise InputError(f"--set {key}: no {path} is named {name!r}; there are: {', '.join(reversed(named))}")
     return named[name]
@@ -405,10 +405,10 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
 def start_recipe(start: Path) -> dict[str, Any] | None:
     """Return the resolved recipe of the run to start from, as plain values; None if there is none."""
     try:
-        found = tomllib.loads((start / "recipe.toml").read_text(encoding="utf-8"))
+        table = tomllib.loads((start / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if {"model", "train"} <= found.keys() else None
+    return table if {"model", "train"} <= table.keys() else None
 
 
 def _is_imported(start: Path) -> bool:

@@ -238,8 +238,8 @@ class Recipe(Section):
         folder = self.run.folder.absolute()
         for key, url in (("checkpoint.mirror", self.checkpoint.mirror), ("corpus.storage", self.corpus.storage)):
             if url is not None and url.startswith(("/", "~")):
-                place = Path(url).expanduser() / self.run.name
-                if place == folder or folder in place.parents:
+                mirror = Path(url).expanduser() / self.run.name
+                if mirror == folder or folder in mirror.parents:
                     yield f"{key} = {url} is inside the run directory {folder}; set a folder on another disk"
 
     def _tokens_fit(self) -> Iterator[str]:

@@ -21,13 +21,13 @@ def first_duplicate(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)
 
 
-def store_or_folder(place: str | None) -> str | None:
+def store_or_folder(folder: str | None) -> str | None:
     """Return an s3:// or gs:// URL, an absolute folder, or None unchanged. Raises ValueError for anything else."""
-    parts = urlsplit(place or "")
+    parts = urlsplit(folder or "")
     is_store = parts.scheme in ("s3", "gs") and parts.netloc and not parts.query
-    if place is not None and not is_store and not Path(place).expanduser().is_absolute():
-        raise ValueError(f"{place!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
-    return place
+    if folder is not None and not is_store and not Path(folder).expanduser().is_absolute():
+        raise ValueError(f"{folder!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
+    return folder
 
 
 StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]

@@ -134,11 +134,11 @@ def results(runs: Runs) -> Table:
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     units = dict.fromkeys(data.loss_unit for data in datas)
     for unit in units:  # losses of different objectives are not comparable
-        some, of = _of_unit(runs, unit), f", {unit}" * (len(units) > 1)
-        row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some.values()], LOSS.shown)
+        some, suffix = _of_unit(runs, unit), f", {unit}" * (len(units) > 1)
+        row(f"Training loss, the last{own}{suffix}", [data.train.last("loss") for data in some.values()], LOSS.shown)
         for metric in SCORES:
             values, by = scores(some, metric.key)
-            row(f"{metric.title}{by}{own}{of}", values, metric.shown)
+            row(f"{metric.title}{by}{own}{suffix}", values, metric.shown)
     group = "bits_per_byte_by_source"
     sources = [list(as_object(data.evaluation, group) or data.validation.groups.get(group, {})) for data in datas]
     if max(map(len, sources)) > 1:  # the score of a single source equals the total
@@ -168,16 +168,16 @@ def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[str | None]]]
 
     Tasks with the same name but different content get the name of their data in the title.
     """
-    found = [
+    tables = [
         {(as_text(row, "name"), as_text(row, "content")): row for row in as_objects(data.evaluation, "tasks")}
         for data in datas
     ]
-    asked = {task: row for one in found for task, row in one.items()}
-    seen = Counter(name for name, _ in asked)
-    for (name, content), row in asked.items():
+    tasks = {task: row for one in tables for task, row in one.items()}
+    seen = Counter(name for name, _ in tasks)
+    for (name, content), row in tasks.items():
         data = f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')})"
         title = name + data * (seen[name] > 1)
-        of_runs = [as_object(one.get((name, content)), "scores") for one in found]
+        of_runs = [as_object(one.get((name, content)), "scores") for one in tables]
         for score in dict.fromkeys(score for scores in of_runs for score in scores):
             yield f"{title}, {parts.words(score)}", [_shown_score(as_object(scores, score)) for scores in of_runs]
 
@@ -193,9 +193,9 @@ def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
     units = list(dict.fromkeys(data.loss_unit for data in runs.values()))
     figures = []
     for number, unit in enumerate(units):  # losses of different objectives are not comparable
-        mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
+        mark, suffix = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
         for metric in (LOSS, *SCORES):
-            title = metric.title if metric.key == "bits_per_byte" else f"{metric.title}{of}"
+            title = metric.title if metric.key == "bits_per_byte" else f"{metric.title}{suffix}"
             shown = unit if metric.key == "loss" else metric.unit
             named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=shown)
             figures.append(metric_figure(named, _of_unit(runs, unit)))
@@ -220,8 +220,8 @@ def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
 
 def _flattened(value: Any) -> dict[str, str]:
     """Return the values of a recipe as text by dotted key."""
-    found = leaves(value, entry=lambda index, inner: f"[{as_text(inner, 'name') or index + 1}]")
-    return {key: _written(one) or json.dumps(one, ensure_ascii=False, default=str) for key, one in found}
+    values = leaves(value, entry=lambda index, inner: f"[{as_text(inner, 'name') or index + 1}]")
+    return {key: _written(one) or json.dumps(one, ensure_ascii=False, default=str) for key, one in values}
 
 
 def _written(value: Any) -> str:

@@ -21,13 +21,13 @@ def reasons(data: RunData) -> list[Json]:
     names = dict.fromkeys(as_object(data.statistics, "totals", "rejected"))  # in the order of the filters
     for source in sources:
         names |= dict.fromkeys(as_object(source, "rejected"))
-    found = []
+    rows = []
     for name in names:
         entries = [(as_object(source, "rejected", name), as_text(source, "source")) for source in sources]
         examples = [(example, source) for entry, source in entries for example in as_objects(entry, "examples")]
         count, num_bytes = (sum(number_or_0(one, key) for one, _ in entries) for key in ("documents", "bytes"))
-        found.append({"name": name, "count": count, "bytes": num_bytes, "examples": examples})
-    return found
+        rows.append({"name": name, "count": count, "bytes": num_bytes, "examples": examples})
+    return rows
 
 
 def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
@@ -39,11 +39,11 @@ def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
 
 def largest(counts: Json) -> list[tuple[str, float]]:
     """Return the largest counts by name in descending order, with the remaining ones summed in a last entry."""
-    found = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
-    order = sorted(found, key=lambda name: (-found[name], name))
-    shown = [(name, found[name]) for name in order[:MAX_BARS]]
+    values = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
+    order = sorted(values, key=lambda name: (-values[name], name))
+    shown = [(name, values[name]) for name in order[:MAX_BARS]]
     if len(order) > MAX_BARS:
-        shown.append((f"{len(order) - MAX_BARS} more", sum(found[name] for name in order[MAX_BARS:])))
+        shown.append((f"{len(order) - MAX_BARS} more", sum(values[name] for name in order[MAX_BARS:])))
     return shown
 
 
@@ -51,8 +51,8 @@ def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
     """Sum the numbers under `value` by the name or integer under `key`; rows without a usable key are ignored."""
     sums: defaultdict[Any, float] = defaultdict(float)
     for row in rows:
-        if isinstance(place := row.get(key), str | int):
-            sums[place] += number_or_0(row, value)
+        if isinstance(entry := row.get(key), str | int):
+            sums[entry] += number_or_0(row, value)
     return sums
 
 
@@ -68,8 +68,8 @@ def clusters(statistics: Json) -> list[tuple[str, float]]:
 def near_duplicates(statistics: Json) -> list[tuple[str, float]]:
     """Return the number of near-duplicates by their Jaccard similarity to the document that is kept."""
     bins = as_objects(statistics, "duplicates", "jaccard")
-    found = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
-    return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in found if documents > 0]
+    points = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
+    return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in points if documents > 0]
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
@@ -107,7 +107,7 @@ def score_histogram(data: RunData) -> Figure | None:
     for name, raw in as_object(data.quality, "scores").items():
         counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []
         if name in data.source_names and (total := sum(counts)):
-            x = [round((place + 0.5) / len(counts), 4) for place in range(len(counts))]
+            x = [round((index + 0.5) / len(counts), 4) for index in range(len(counts))]
             ink, text = parts.source_style(data, name)["ink"], [f"{value:,.0f}" for value in counts]
             hover, shares = "%{y:.1%}, %{text} documents", [value / total for value in counts]
             traces.append(parts.bars(name, x, shares, ink, hover, textposition="none", text=text))

@@ -56,14 +56,14 @@ def metric_figure(metric: Metric, runs: Mapping[str, RunData]) -> Figure | None:
     The figure of a single run also shows the metric's reference level.
     """
     traces, positive = [], np.empty(0)
-    for place, (name, data) in enumerate(runs.items()):
+    for index, (name, data) in enumerate(runs.items()):
         values, lines = metric.values(data), getattr(data, metric.lines)
         if values is None:
             continue
-        style = parts.series_style(place) if len(runs) > 1 else {"ink": "train"}
+        style = parts.series_style(index) if len(runs) > 1 else {"ink": "train"}
         is_train = metric.lines == "train"
-        made = curve(name, lines.step, values, hover=metric.hover, width=1.5, marked=not is_train, **style)
-        traces.append(made | {"smoothed": is_train and metric.key == LOSS.key})
+        trace = curve(name, lines.step, values, hover=metric.hover, width=1.5, marked=not is_train, **style)
+        traces.append(trace | {"smoothed": is_train and metric.key == LOSS.key})
         level = as_number(vars(data), *metric.level_at)
         if level is not None and len(runs) == 1:
             traces.append(_level(metric.level, lines.step, level * metric.factor, metric.hover))
@@ -113,13 +113,13 @@ def _predicted(data: RunData) -> list[Block]:
 def _incident_points(data: RunData, loss: Column) -> Block:
     """Return a marker on the loss curve for each listed incident; script.js opens the row of a clicked marker."""
     listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
-    found = [(step, number) for step, number in listed if step is not None]
+    points = [(step, number) for step, number in listed if step is not None]
     finite = np.isfinite(loss)
-    steps = np.array([step for step, _ in found])
+    steps = np.array([step for step, _ in points])
     at = np.interp(steps, data.train.step[finite], loss[finite])
     trace = parts.trace("incidents", (), (), "accent", marks=9, lines=False, symbol="diamond", hover="%{text}")
-    words = [parts.words(as_text(data.incidents[number], "what")) for _, number in found]
-    return {**trace, "x": steps, "y": at, "text": words, "customdata": [number for _, number in found]}
+    words = [parts.words(as_text(data.incidents[number], "what")) for _, number in points]
+    return {**trace, "x": steps, "y": at, "text": words, "customdata": [number for _, number in points]}
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:
@@ -196,13 +196,13 @@ def _layers(data: RunData, key: str) -> Figure | None:
         values = np.stack(list(by_name.values()))
         shown = {"in any block": np.where(np.isfinite(values), values, -np.inf).max(axis=0)}
     elif blocks := sorted((name for name in by_name if name.isdecimal()), key=int):
-        some = [blocks[round(place)] for place in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
+        some = [blocks[round(index)] for index in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
         shown = {f"block {int(block) + 1}": by_name[block] for block in some}
         note = f"{len(some)} of {len(blocks)} blocks." if len(some) < len(blocks) else ""
     traces = [
         curve(name, data.inside.step, np.where(values > 0, values, np.nan) if metric.axis else values, hover=metric.hover,
-              **parts.series_style(place))
-        for place, (name, values) in enumerate(shown.items())
+              **parts.series_style(index))
+        for index, (name, values) in enumerate(shown.items())
     ]  # fmt: skip
     if metric.level and traces:
         traces.append(_level(metric.level, data.inside.step, USUAL_UPDATE, "g"))
@@ -237,9 +237,9 @@ def curve(
     A trace with the key `smoothed` becomes one curve per position of the smoothing control.
     """
     finite = np.isfinite(x) & np.isfinite(y)
-    made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
-    made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
-    return {**made, "mode": "lines+markers"} if (marked and finite.sum() <= 60) or finite.sum() == 1 else made
+    trace = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
+    trace |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
+    return {**trace, "mode": "lines+markers"} if (marked and finite.sum() <= 60) or finite.sum() == 1 else trace
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:

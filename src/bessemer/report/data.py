@@ -268,18 +268,18 @@ class RunReader:
         run = self.run
         self._notes = []
         recipe, recipe_text = self._recipe()
-        found: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
-        found["stages"] = as_objects(found["stages"], "stages")
+        files: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
+        files["stages"] = as_objects(files["stages"], "stages")
         self._metrics = self._metrics.read(is_growing)
         curves: dict[str, Any] = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
         trained = curves["train"].step.tolist()
-        was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
+        was_trained = bool(trained or files["evaluation"] or checkpoint_steps(run.checkpoints))
         damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]
         log_every = int(number_or_0(recipe, "train", "log_every"))
         lost = missing_lines(trained, int(trained[-1]), log_every) if trained else ""
-        scored = number_or_0(found["evaluation"], "step")
+        scored = number_or_0(files["evaluation"], "step")
         if is_cut := bool(trained) and scored > trained[-1]:
-            found["evaluation"] = {}
+            files["evaluation"] = {}
         self._notes += [
             note
             for applies, note in (
@@ -294,7 +294,7 @@ class RunReader:
         ]  # fmt: skip
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
         return RunData(
-            name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
+            name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **files,
             incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path), forks=_forks(run.forks),
             peak_memory=self._metrics.peak_memory, times=summarize_sessions(read_sessions(run.times), logged) or {},
             samples=self._metrics.samples, last_time=self._metrics.last_time, last_lines=self._metrics.last_lines,
@@ -335,10 +335,10 @@ def _is_damaged(path: Path) -> bool:
 def file_version(path: Path) -> FileVersion:
     """Return a value that changes when the file changes; None for a missing file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class _MetricsLog:
@@ -420,16 +420,16 @@ class _LogColumns:
         self.values: dict[tuple[str, str | None], array[float]] = {}
 
     def add(self, line: Json) -> None:
-        found: dict[tuple[str, str | None], float] = {}
+        numbers: dict[tuple[str, str | None], float] = {}
         for key, value in line.items():
             for name, inner in value.items() if isinstance(value, dict) else ((None, value),):
                 if key != "step" and (known := as_number(inner)) is not None:
-                    found[key, name] = known
-        for place in found:  # the order within a line is the order in legends
-            if place not in self.values:
-                self.values[place] = array("d", [math.nan]) * len(self.step)
-        for place, values in self.values.items():
-            values.append(found.get(place, math.nan))
+                    numbers[key, name] = known
+        for column in numbers:  # the order within a line is the order in legends
+            if column not in self.values:
+                self.values[column] = array("d", [math.nan]) * len(self.step)
+        for column, values in self.values.items():
+            values.append(numbers.get(column, math.nan))
         self.step.append(float(line["step"]))
 
     def finish(self) -> Curves:

@@ -22,10 +22,10 @@ def loss(found: Json) -> list[Figure]:
         parts.trace("rungs", [rung["flops"] for rung in rungs], [rung["loss"] for rung in rungs], "source-1",
                     hover="%{text}: %{y:.4f}", lines=False, marks=9, text=[as_text(rung, "name") for rung in rungs]),
     ]  # fmt: skip
-    said, planned = as_object(found, "prediction"), as_object(found, "planned")
+    prediction, planned = as_object(found, "prediction"), as_object(found, "planned")
     flops = as_number(planned, "flops")
-    if flops is not None and (value := as_number(said, "value")) is not None:
-        above, below = ((as_number(said, key) or value) - value for key in ("high", "low"))
+    if flops is not None and (value := as_number(prediction, "value")) is not None:
+        above, below = ((as_number(prediction, key) or value) - value for key in ("high", "low"))
         bounds = {"type": "data", "symmetric": False, "array": [above], "arrayminus": [-below]}
         traces.append(parts.trace("planned run", [flops], [value], "accent", lines=False, marks=9, error_y=bounds))
     if flops is not None and (measured := as_number(planned, "measured", "loss")) is not None:

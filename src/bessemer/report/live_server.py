@@ -97,8 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))
-        found = [query.get("token", ""), cookies[self.server.cookie].value if self.server.cookie in cookies else ""]
-        return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
+        tokens = [query.get("token", ""), cookies[self.server.cookie].value if self.server.cookie in cookies else ""]
+        return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in tokens)
 
     def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
         self.send_response(code)

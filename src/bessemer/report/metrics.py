@@ -102,8 +102,8 @@ USUAL_UPDATE = 1e-3  # usual ratio with Adam
 
 def baselines(data: RunData) -> dict[str, float]:
     """Return the bits per byte of the held-out text under a byte n-gram and a compressor, by name."""
-    found = {}
+    levels = {}
     for key, name in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
         if (bits := as_number(data.evaluation, key, "bits_per_byte")) is not None:
-            found[name.format(number_or_0(data.evaluation, key, "order"))] = bits
-    return found
+            levels[name.format(number_or_0(data.evaluation, key, "order"))] = bits
+    return levels

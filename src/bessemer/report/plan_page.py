@@ -16,17 +16,17 @@ from bessemer.report.parts import Block, Figure
 from bessemer.report.template import render_page
 
 
-def render(of: PlanResult, *, name: str) -> str:
+def render(plan: PlanResult, *, name: str) -> str:
     """Return the page of a planned job as HTML."""
-    job, bill = of.job, of.bill
+    job, bill = plan.job, plan.bill
     money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
     headline = (
-        f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
-        f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
+        f"{amount(job.model.parameters)} parameters on {amount(plan.goal.tokens)} tokens are expected to take "
+        f"{duration(plan.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
-    notes = [] if of.fits else [f"This layout does not fit: {'; '.join(of.excess)}."]
+    notes = [] if plan.fits else [f"This layout does not fit: {'; '.join(plan.excess)}."]
     origin = f"{layout_line(job)}; framework profile {job.framework.name}"
-    return compose(name, figures.figure_series(of), headline, origin, notes, rows=plan_rows(of))
+    return compose(name, figures.figure_series(plan), headline, origin, notes, rows=plan_rows(plan))
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
@@ -54,9 +54,9 @@ def compose(
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
-def layouts(of: Json) -> Figure | None:
+def layouts(search: Json) -> Figure | None:
     """Return the figure of speed over memory for the layouts that fit."""
-    rows = of["rows"]
+    rows = search["rows"]
     if len(rows) < 2:
         return None
 
@@ -73,7 +73,7 @@ def layouts(of: Json) -> Figure | None:
     ]
     if own := [row for row in rows if row["own"]]:
         traces.append(points(own[:1], "this plan", "accent", lines=False, marks=12, symbol="diamond"))
-    capacity = of["capacity"] / 1e9
+    capacity = search["capacity"] / 1e9
     x = parts.axis("GB on the fullest device", range=[0, 1.04 * capacity])
     y = parts.axis("tokens/s a device", rangemode="tozero", tickformat=",.3~s")
     return parts.figure(

@@ -46,27 +46,27 @@ def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
     def pair(planned: float, got: float, **more: Any) -> Json:
         return {"planned": planned, "measured": got, "error": planned / got - 1.0, **more}
 
-    plan, taken, held = data.plan, as_object(data.last_lines, "time"), as_object(data.last_lines, "memory")
+    plan, time, held = data.plan, as_object(data.last_lines, "time"), as_object(data.last_lines, "memory")
     comparison: Json = {"steps": len(seconds), "since": since}
     whole, step = as_number(plan, "seconds"), as_number(plan, "step_seconds")
     # If the training process logged its own memory, compare with the plan that it logged.
     memory = as_number(held, "planned") if held else as_number(plan, "memory_bytes", "total")
-    if taken and whole:
+    if time and whole:
         # Scale the planned time to the steps that were done, which may be fewer than planned.
-        rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
-        if (minutes := as_number(data.recipe, "train", "minutes")) and not taken["resumed_at"]:
+        rest = whole * (time["step"] - time["resumed_at"]) / (as_number(plan, "steps") or time["step"])
+        if (minutes := as_number(data.recipe, "train", "minutes")) and not time["resumed_at"]:
             rest = 60.0 * minutes
-        between = {"validation": taken["validation"], "saving": taken["saving"]}
-        comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
+        between = {"validation": time["validation"], "saving": time["saving"]}
+        comparison["seconds"] = pair(rest, time["seconds"], **between, since=time["resumed_at"])
         started = next((number_or_0(row, "seconds") for row in data.stages if row.get("name") == "train"), 0.0)
         if started and as_number(data.times, "sessions") == 1:  # with several sessions, the stage's time is their sum
-            comparison["seconds"]["starting"] = max(started - taken["seconds"], 0.0)
+            comparison["seconds"]["starting"] = max(started - time["seconds"], 0.0)
     if step:
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
         basis = plan.get("step_seconds_from")
         comparison["step_seconds"] = pair(step, middle, spread=(high - low) / middle, **{"from": basis})
     if memory and data.peak_memory:
-        comparison["memory_bytes"] = pair(memory, data.peak_memory, since=taken["resumed_at"] if taken else since)
+        comparison["memory_bytes"] = pair(memory, data.peak_memory, since=time["resumed_at"] if time else since)
     return comparison | ({"wall": data.times} if data.times else {})
 
 
@@ -93,17 +93,17 @@ def rows(comparison: Json) -> dict[str, str]:
     shown, total = {}, number_or_0(comparison, "wall", "total")
     forms = {"time": ("seconds", duration), "step": ("step_seconds", step_time), "memory": ("memory_bytes", size)}
     for name, (key, form) in forms.items():
-        found = as_object(comparison, key)
-        if not found:
+        values = as_object(comparison, key)
+        if not values:
             continue
-        since = found.get("since", comparison["since"])
+        since = values.get("since", comparison["since"])
         after = f" after step {since:,}" if since else ""
-        parts = [f"{duration(found[part])} {part}" for part in ("validation", "saving", "starting") if part in found]
+        parts = [f"{duration(values[part])} {part}" for part in ("validation", "saving", "starting") if part in values]
         parts += [f"median of {comparison['steps']:,}"] if name == "step" else []
-        of = f" ({', '.join(parts)})" if parts else ""
-        error = f"planned {abs(found['error']):.1%} too {'much' if found['error'] > 0 else 'little'}"
-        shown[name] = f"{form(found['planned'])} planned, {form(found['measured'])} measured{after}{of}: {error}"
-        if name == "time" and found["measured"] < SHORT_SECONDS:
+        detail = f" ({', '.join(parts)})" if parts else ""
+        error = f"planned {abs(values['error']):.1%} too {'much' if values['error'] > 0 else 'little'}"
+        shown[name] = f"{form(values['planned'])} planned, {form(values['measured'])} measured{after}{detail}: {error}"
+        if name == "time" and values["measured"] < SHORT_SECONDS:
             shown[name] += ", which says little of so short a run"
     if total:
         wall = comparison["wall"]

@@ -93,8 +93,8 @@ def finished(data: RunData) -> bool:
 
 def score(data: RunData, name: str, group: str = "") -> float | None:
     """Return a score of the final evaluation, else of the last validation; None if the objective does not have it."""
-    found = as_number(data.evaluation, *filter(None, (group, name)))
-    return data.validation.last(name, group) if found is None else found
+    value = as_number(data.evaluation, *filter(None, (group, name)))
+    return data.validation.last(name, group) if value is None else value
 
 
 def training_seconds(data: RunData) -> float | None:
@@ -120,7 +120,7 @@ def tiles(data: RunData) -> list[Tile]:
     loss, memory = None if finished(data) else data.train.last("loss"), data.peak_memory
     rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
     kept, came = (as_number(data.statistics, "totals", key) for key in ("documents_kept", "documents_in"))
-    found = [
+    rows = [
         _score_tile(data),
         loss is not None and ("Training loss", f"{loss:.3f}", data.loss_unit),
         total and ("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""),
@@ -132,17 +132,17 @@ def tiles(data: RunData) -> list[Tile]:
         memory and ("Memory at the peak", size(memory), ""),
         kept and came and ("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"),
     ]
-    return [tile for tile in found if isinstance(tile, tuple)][:6]
+    return [tile for tile in rows if isinstance(tile, tuple)][:6]
 
 
 def _score_tile(data: RunData) -> Tile | None:
     loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
-    said = "" if loss is None else f"loss {loss:.3f} {data.loss_unit}"
+    text = "" if loss is None else f"loss {loss:.3f} {data.loss_unit}"
     if bits is not None:
-        return "Held-out bits per byte", f"{bits:.3f}", _against_baselines(data) or said
+        return "Held-out bits per byte", f"{bits:.3f}", _against_baselines(data) or text
     label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
-    return None if right is None else (label, f"{right:.1%}", said)
+    return None if right is None else (label, f"{right:.1%}", text)
 
 
 def curve_finding(data: RunData) -> str:

@@ -73,18 +73,18 @@ def environment() -> Environment:
                 return obj.get(attribute, self.undefined(obj=obj, name=attribute))
             return super().getattr(obj, attribute)
 
-    made = JsonEnvironment(
+    result = JsonEnvironment(
         loader=PackageLoader("bessemer.report"), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=lambda value: value.translate(CONTROL_CHARACTERS) if type(value) is str else value,
     )  # fmt: skip
-    made.filters |= FILTERS
-    made.globals |= {
+    result.filters |= FILTERS
+    result.globals |= {
         "corpus": corpus, "ladder": ladder, "sections": sections, "summary": summary, "curves": curves,
         "story": story, "ink": lambda data, source: source_style(data, source)["ink"],
     }  # fmt: skip
     # Compact JSON that keeps the order in which figures were built
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return made
+    result.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return result
 
 
 def render_page(

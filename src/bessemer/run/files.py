@@ -126,12 +126,12 @@ def link_or_copy(source: Path, target: Path) -> None:
     Content is copied if links are impossible, and for logs (.jsonl), because they are appended in place.
     """
 
-    def link_file(file: str, place: str) -> None:
+    def link_file(file: str, target: str) -> None:
         with suppress(OSError):  # another file system, or one without hard links
             if not file.endswith(".jsonl"):
-                os.link(file, place)
+                os.link(file, target)
                 return
-        shutil.copy2(file, place)
+        shutil.copy2(file, target)
 
     if source.is_dir():
         shutil.copytree(source, target, copy_function=link_file, dirs_exist_ok=True)

@@ -67,7 +67,7 @@ def mark_stage(folder: Path, inputs: str, known: Any = None, **facts: Any) -> No
     """
     (folder / STAGE_FILE).unlink(missing_ok=True)  # a receipt left by a stop before the rename is not an output
     files = fingerprints(folder, known)
-    outputs, hashes = ({name: of[key] for name, of in files.items()} for key in ("bytes", "sha256"))
+    outputs, hashes = ({name: row[key] for name, row in files.items()} for key in ("bytes", "sha256"))
     write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts})
 
 

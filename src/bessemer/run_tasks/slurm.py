@@ -138,16 +138,16 @@ class JobArray:
 
     def wait(self) -> Iterator[Task]:
         """Yield tasks as they are done, until all are done or the array has ended."""
-        asked = heard = time.monotonic()
+        since = heard = time.monotonic()
         reason, end = "", float("inf")  # end of the wait for late results
         while self.left and time.monotonic() < end:
             interrupt.check()
             yield from self._collect()
-            if self.left and end == float("inf") and time.monotonic() - asked >= ASK_SECONDS:
-                asked = time.monotonic()
+            if self.left and end == float("inf") and time.monotonic() - since >= ASK_SECONDS:
+                since = time.monotonic()
                 jobs = ask_slurm(self.job)
-                heard = asked if jobs is not None else heard
-                if asked - heard > SILENT_SECONDS:
+                heard = since if jobs is not None else heard
+                if since - heard > SILENT_SECONDS:
                     raise BessemerError(
                         f"{self.stage}: no answer of squeue for {duration(SILENT_SECONDS)}; check Slurm"
                     )
@@ -158,7 +158,7 @@ class JobArray:
                     say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
                 if jobs is not None and all(state in ENDED for state, _ in jobs.values()):
                     is_late = any(self.states.get(job, "COMPLETED") == "COMPLETED" for job in self.left)
-                    end = asked + SEEN_SECONDS * is_late
+                    end = since + SEEN_SECONDS * is_late
             elif self.left:
                 time.sleep(READ_SECONDS)
         for job in list(self.left):  # jobs that ended early may have finished some tasks

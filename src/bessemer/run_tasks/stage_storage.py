@@ -65,22 +65,22 @@ def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath |
     """
     if storage is None:
         return None
-    place = _own_folder(stage.parent, storage) / f"{stage.name}-{inputs[:16]}"
-    (place / STAGE_FILE).unlink(missing_ok=True)
-    make_folder(place)
-    return place
+    target = _own_folder(stage.parent, storage) / f"{stage.name}-{inputs[:16]}"
+    (target / STAGE_FILE).unlink(missing_ok=True)
+    make_folder(target)
+    return target
 
 
-def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
+def end_publishing(target: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
     """Mark a published folder as complete and return its entry for the stage's own receipt.
 
     `written` has the sizes of its files. Raises BessemerError for a file that is missing or incomplete.
     """
     stored = dict(sorted(written.items()))
-    if damage := wrong_size(place, stored):
+    if damage := wrong_size(target, stored):
         raise BessemerError(f"{damage}; rerun the command to write it again")
-    (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
-    return {STORED_AT: str(place), "stored": stored}
+    (target / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
+    return {STORED_AT: str(target), "stored": stored}
 
 
 def close_work(stage: Path) -> None:
@@ -95,10 +95,10 @@ def close_work(stage: Path) -> None:
     stages = [folder for name in (stage.name, f".{stage.name}.tmp") for folder in run.parent.glob(f"*/{name}")]
     used = {stage_facts(folder).get(STORED_AT) for folder in stages}
     try:
-        for place in (place for folder in folders for place in entries(parse_path(folder))):
-            is_unused = place.name.startswith(f"{stage.name}-") and str(place) not in used
-            if is_unused or place.name == f"{stage.name}.work":
-                _remove(place)
+        for path in (path for folder in folders for path in entries(parse_path(folder))):
+            is_unused = path.name.startswith(f"{stage.name}-") and str(path) not in used
+            if is_unused or path.name == f"{stage.name}.work":
+                _remove(path)
     except BessemerError as error:
         warn(f"corpus.storage: unused files of {stage.name} cannot be removed: {error}")
 

@@ -217,37 +217,37 @@ def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, An
     if above is not None:
         above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(TEMPORARY, ".", above, ignore_cleanup_errors=True) as temporary:
-        made = Path(temporary) / folder.name
-        made.mkdir()
-        facts = make(made)
-        for path in filter(Path.is_file, made.rglob("*")):
+        result = Path(temporary) / folder.name
+        result.mkdir()
+        facts = make(result)
+        for path in filter(Path.is_file, result.rglob("*")):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        mark_stage(made, inputs, **facts)
-        recorded = stage_facts(made)
+        mark_stage(result, inputs, **facts)
+        recorded = stage_facts(result)
         if isinstance(folder, StorePath):
-            _upload(made, folder)
+            _upload(result, folder)
         else:
-            _rename(made, folder, inputs)
+            _rename(result, folder, inputs)
     if above is not None:
         sync_folder(above)
     return recorded
 
 
-def _rename(made: Path, folder: Path, inputs: str) -> None:
+def _rename(result: Path, folder: Path, inputs: str) -> None:
     """Rename a finished folder to `folder`, unless another process already did."""
     if folder.exists() and not stage_is_current(folder, inputs):
         shutil.rmtree(folder)
     try:
-        os.rename(made, folder)
+        os.rename(result, folder)
     except OSError:
         if not stage_is_current(folder, inputs):
             raise
 
 
-def _upload(made: Path, folder: StorePath) -> None:
+def _upload(result: Path, folder: StorePath) -> None:
     """Copy a finished folder into a store, its receipt last."""
-    mark = (made / STAGE_FILE).rename(made.with_name(STAGE_FILE))
+    mark = (result / STAGE_FILE).rename(result.with_name(STAGE_FILE))
     (folder / STAGE_FILE).unlink(missing_ok=True)  # may belong to other inputs
-    copy_folder(made, folder)
+    copy_folder(result, folder)
     (folder / STAGE_FILE).write_bytes(mark.read_bytes())

@@ -34,11 +34,11 @@ def foreign_file(folder: Path, name: str) -> Path:
     regular file.
     """
     path, root = folder / name, folder.resolve()
-    place, blobs = path.resolve(), root.parent.parent / "blobs"
-    of_cache = root.parent.name == "snapshots" and place.parent == blobs == blobs.resolve()
-    if not (of_cache or place.is_relative_to(root)):
-        raise InputError(f"{path}: links outside its folder, to {place}; if you trust that file, copy it here")
-    if place.exists() and not place.is_file():
+    target, blobs = path.resolve(), root.parent.parent / "blobs"
+    of_cache = root.parent.name == "snapshots" and target.parent == blobs == blobs.resolve()
+    if not (of_cache or target.is_relative_to(root)):
+        raise InputError(f"{path}: links outside its folder, to {target}; if you trust that file, copy it here")
+    if target.exists() and not target.is_file():
         raise InputError(f"{path}: not a regular file; replace it by one")
     return path
 
@@ -68,9 +68,9 @@ def offline() -> Iterator[None]:
             sys.modules.pop("torchao", None)
 
 
-def is_name(text: str, place: Path = Path()) -> bool:
-    """Return True if the text after `hf:` has the form of a hub name and is not a folder in `place`."""
-    return _NAME.fullmatch(text) is not None and not (place / text).exists()
+def is_name(text: str, folder: Path = Path()) -> bool:
+    """Return True if the text after `hf:` has the form of a hub name and is not a folder in `folder`."""
+    return _NAME.fullmatch(text) is not None and not (folder / text).exists()
 
 
 @cache

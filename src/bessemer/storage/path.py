@@ -60,10 +60,10 @@ def make_folder(folder: AnyPath) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write_file(place: AnyPath, data: bytes) -> None:
+def write_file(path: AnyPath, data: bytes) -> None:
     """Replace a file atomically."""
-    make_folder(place.parent)
-    place.write_bytes(data) if isinstance(place, StorePath) else write_atomic(place, data)
+    make_folder(path.parent)
+    path.write_bytes(data) if isinstance(path, StorePath) else write_atomic(path, data)
 
 
 def copy(source: AnyPath, target: AnyPath) -> None:
@@ -141,7 +141,7 @@ def is_published(stage: Path) -> bool:
 def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterator[Result]:
     """Yield `work(path)` for each path in order, in parallel for paths in a store, where each request waits."""
     places = list(places)
-    if not any(isinstance(place, StorePath) for place in places):
+    if not any(isinstance(path, StorePath) for path in places):
         yield from map(work, places)
         return
     with ThreadPoolExecutor(REQUESTS) as pool:
@@ -155,13 +155,13 @@ def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
         list(pool.map(work, *arguments))
 
 
-def arrow_source(place: AnyPath) -> Any:
+def arrow_source(path: AnyPath) -> Any:
     """Return what Arrow functions accept: the path of a local file, or an open file of a store."""
-    return place.open("rb") if isinstance(place, StorePath) else place
+    return path.open("rb") if isinstance(path, StorePath) else path
 
 
 @contextmanager
-def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
+def open_parquet(path: AnyPath, command: str) -> Iterator[Any]:
     """Open a Parquet file and verify the checksums of its pages as they are read.
 
     `command` is the command that writes the file again. Raises DamagedFile if Arrow cannot read the file.
@@ -169,24 +169,24 @@ def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
     from pyarrow import ArrowException, parquet
 
     try:
-        with parquet.ParquetFile(arrow_source(place), page_checksum_verification=True) as file:
+        with parquet.ParquetFile(arrow_source(path), page_checksum_verification=True) as file:
             yield file
     except (ArrowException, OSError) as error:
-        if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # a disk error
+        if isinstance(error, OSError) and (error.errno is not None or not path.exists()):  # a disk error
             raise
-        raise DamagedFile(f"{place}: damaged ({first_line(error)}); write it again with `{command}`") from None
+        raise DamagedFile(f"{path}: damaged ({first_line(error)}); write it again with `{command}`") from None
 
 
-def map_array(place: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def map_array(path: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a file as a numpy array, memory-mapped if it is local and read into memory otherwise."""
     import numpy as np
 
-    if isinstance(place, StorePath):
-        return np.frombuffer(place.read_bytes(), dtype=dtype)
-    if not place.stat().st_size:  # an empty file cannot be mapped
+    if isinstance(path, StorePath):
+        return np.frombuffer(path.read_bytes(), dtype=dtype)
+    if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     # A plain view, because slicing a memmap runs slow Python code
-    return np.memmap(place, dtype=dtype, mode="r").view(np.ndarray)
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
 class StoredNumbers:
@@ -195,10 +195,10 @@ class StoredNumbers:
     Raises BessemerError if the store fails, or if the file is shorter than `length` numbers.
     """
 
-    def __init__(self, place: StorePath, dtype: npt.DTypeLike, length: int) -> None:
+    def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
         import numpy as np
 
-        self.place, self.dtype, self.length = place, np.dtype(dtype), length
+        self.place, self.dtype, self.length = path, np.dtype(dtype), length
 
     def __len__(self) -> int:
         return self.length

@@ -130,15 +130,15 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     return TokenStore(run.tokens, manifest)
 
 
-def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _publish(staged: Path, target: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Move the files that a store holds to `place` and return their entry for the stage's receipt.
 
     Raises BessemerError where a file did not arrive complete.
     """
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
-    copy_files([(path, place / path.name) for path in files])
+    copy_files([(path, target / path.name) for path in files])
     wanted = {name: facts["bytes"] for name, facts in manifest["files"].items() if tasks.is_published(name)}
-    done = end_publishing(place, inputs, wanted)
+    done = end_publishing(target, inputs, wanted)
     for path in files:
         path.unlink()
     return done
@@ -193,11 +193,11 @@ def _manifest(
     # A source that is divided into parts may have no documents under its own name, and some parts may be empty.
     num_parts, sources, files = Counter(recipe.parts.values()), dict[str, Any](), dict[str, Any]()
     for name, source in recipe.parts.items():
-        found = {split: splits.get(f"{name}/{split}", empty) for split in SPLITS}
-        if num_parts[source] == 1 or any(facts["documents"] for facts in found.values()):
-            sources[name] = {split: {**facts, "files": sorted(facts["files"])} for split, facts in found.items()}
+        rows = {split: splits.get(f"{name}/{split}", empty) for split in SPLITS}
+        if num_parts[source] == 1 or any(facts["documents"] for facts in rows.values()):
+            sources[name] = {split: {**facts, "files": sorted(facts["files"])} for split, facts in rows.items()}
         for split in SPLITS:
-            files |= dict(sorted(found[split]["files"].items()))
+            files |= dict(sorted(rows[split]["files"].items()))
     text_bytes, num_documents, num_tokens = (
         sum(facts[key] for facts in splits.values()) for key in ("bytes", "documents", "tokens")
     )
@@ -211,8 +211,8 @@ def _manifest(
         **choice.manifest_facts(recipe, tokenizer),
     }
     if encoder.chats is not None:
-        taken = sum(facts["documents"] for name, facts in splits.items() if name.split("/")[0] in recipe.chat_parts)
-        described |= _chat_ends(encoder.chats, tokenizer, described, taken, counts)
+        total = sum(facts["documents"] for name, facts in splits.items() if name.split("/")[0] in recipe.chat_parts)
+        described |= _chat_ends(encoder.chats, tokenizer, described, total, counts)
     return {
         "format": FORMAT,
         "dtype": token_dtype(tokenizer.vocabulary).str,
@@ -260,15 +260,15 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     # One document fills a packed or labelled sequence; concatenated documents need more tokens than one sequence has.
     by_document = classifies or recipe.tokens.packing != "concatenate"
     unit, least = ("documents", 0) if by_document else ("tokens", length)
-    for name, found in train.items():
-        if found[unit] <= least:
+    for name, facts in train.items():
+        if facts[unit] <= least:
             raise InputError(
-                f"tokens.sequence_length: {length} is too long: source {name!r} has only {found[unit]} training {unit}; "
+                f"tokens.sequence_length: {length} is too long: source {name!r} has only {facts[unit]} training {unit}; "
                 "add text or shorten the sequence"
             )
-    if sum(found[unit] for found in held.values()) <= least:
+    if sum(facts[unit] for facts in held.values()) <= least:
         passages = 'hold out a passage of each document (tokens.held_out_from = "passages"), '
-        num_documents = sum(found["documents"] for found in (*train.values(), *held.values()))
+        num_documents = sum(facts["documents"] for facts in (*train.values(), *held.values()))
         raise InputError(
             f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(num_documents, 'document')} leaves at most {least} "
             f"{unit} held out; {'' if by_document else passages}raise the share, shorten the sequence or add documents"

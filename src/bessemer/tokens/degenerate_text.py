@@ -108,16 +108,16 @@ class DegenerateTextFilter:
             & (hex_letters >= HEX_LETTERS * (solid - marks)),
             (control >= CONTROL_SHARE * num_bytes) | (3 * np.minimum.reduce(unreadable) >= UNREADABLE_SHARE * num_bytes),
         )  # fmt: skip
-        found = np.full(count, -1, dtype=np.int64)
+        reasons = np.full(count, -1, dtype=np.int64)
         for reason, holds in reversed(list(enumerate(rules))):
-            found[holds & (size >= MIN_TOKENS)] = reason
-        return found
+            reasons[holds & (size >= MIN_TOKENS)] = reason
+        return reasons
 
     def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
         """Return for each segment the share of its n-grams that are distinct."""
         size = max(len(tokens_N) - NGRAM + 1, 0)
         key = np.zeros(size, dtype=np.uint64)
-        for part in (segment_N, *(tokens_N[place:] for place in range(NGRAM))):
+        for part in (segment_N, *(tokens_N[shift:] for shift in range(NGRAM))):
             key = (key ^ part[:size].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(29)
         inside = segment_N[:size] == segment_N[len(segment_N) - size :]
@@ -148,12 +148,12 @@ class DegenerateTextLog:
         if not self._writes or not batch.ignored:
             return
         for one in batch.ignored:
-            found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
+            sample: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
             # The first token of a sequence is only an input. If it ends a document, that document has no target here.
             ahead = batch.starts is None and int(batch.inputs[one.row, 0]) == self._end_of_text
-            names, place = found["documents"], one.segment + ahead
-            document = names[place] if place < len(names) else names[-1]
-            row = {"step": step, "sample": found["sample"], "source": found["source"], "document": document}
+            names, index = sample["documents"], one.segment + ahead
+            document = names[index] if index < len(names) else names[-1]
+            row = {"step": step, "sample": sample["sample"], "source": sample["source"], "document": document}
             append_entry(self._path, json_line({**row, "tokens": one.tokens, "reason": one.reason}))
 
 

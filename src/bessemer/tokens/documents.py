@@ -68,12 +68,12 @@ def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocum
     return [replace(document, text=part, is_held_out=held_out) for part, held_out in parts if part]
 
 
-def _next_cut(text: str, place: int) -> int:
-    """Return the next cut at or after `place`: after a line end within LINE_REACH, else after a word, else `place`."""
+def _next_cut(text: str, start: int) -> int:
+    """Return the next cut at or after `start`: after a line end within LINE_REACH, else after a word, else `start`."""
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
-        if 0 < place < len(text) and (found := text.find(border, place, place + reach)) >= 0:
-            return found + 1
-    return min(place, len(text))
+        if 0 < start < len(text) and (cut := text.find(border, start, start + reach)) >= 0:
+            return cut + 1
+    return min(start, len(text))
 
 
 def held_out_share(
@@ -181,10 +181,10 @@ def list_values(corpus: AnyPath, column: str) -> list[str]:
     """Return the distinct non-empty values of a column over all documents, sorted."""
     import pyarrow.compute as compute
 
-    found: set[str] = set()
+    values: set[str] = set()
     for batch in read_rows(part_files(corpus), [column]):
-        found.update(compute.unique(batch.column(column)).to_pylist())
-    return sorted(found - {""})
+        values.update(compute.unique(batch.column(column)).to_pylist())
+    return sorted(values - {""})
 
 
 def sample_texts(

@@ -123,7 +123,7 @@ class ConcatenatedSplit:
     def documents(self, number: int) -> list[tuple[str, int]]:
         """Return identity and start position of each document in a sample."""
         start, end = number * self.length, (number + 1) * self.length + 1
-        return [(identity, max(place - start, 0)) for identity, place in self.split.documents(start, end)]
+        return [(identity, max(offset - start, 0)) for identity, offset in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         # A sequence also predicts the first token of the next one, so a document's first token may be a target of the
@@ -179,7 +179,7 @@ class PackedSplit:
         """Return identity and start position of each document in a sample."""
         starts, sizes = self._segments(number)
         rows = zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
-        return [(name, place) for start, end, place in rows for name, _ in self.split.documents(start, end)]
+        return [(name, offset) for start, end, offset in rows for name, _ in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         """Return the samples that contain a token of [start, end) of the stream."""

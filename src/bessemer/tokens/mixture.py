@@ -223,7 +223,7 @@ def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
     """Draw slots [number * CHUNK, (number + 1) * CHUNK); cached, since few long arrays are cheaper than many short."""
-    source, drawn, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
+    source, draws, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
     slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
     of_phase = np.searchsorted([phase.first for phase in mixture.phases], slots, side="right") - 1
     for at in np.unique(of_phase).tolist():
@@ -231,13 +231,13 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
         blocks, positions = np.divmod(slots[here] - phase.first, phase.block)
         source_of, rank_of = phase.order()
         source[here] = chosen = source_of[positions]
-        drawn[here] = np.asarray(phase.before)[chosen] + blocks * np.asarray(phase.slots)[chosen] + rank_of[positions]
-    epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
+        draws[here] = np.asarray(phase.before)[chosen] + blocks * np.asarray(phase.slots)[chosen] + rank_of[positions]
+    epoch, position = np.divmod(draws, np.asarray(mixture.sequences)[source])
     for one in np.unique(source).tolist():
         chosen = source == one
         turns, which = np.unique(epoch[chosen], return_inverse=True)
         keys = [_epoch_key(mixture, one, turn) for turn in turns.tolist()]
-        sequence[chosen] = permute(keys, which, place[chosen], mixture.sequences[one]).astype(np.int64)
+        sequence[chosen] = permute(keys, which, position[chosen], mixture.sequences[one]).astype(np.int64)
     return Draw(source, epoch, sequence)
 
 

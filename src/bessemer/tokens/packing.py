@@ -81,8 +81,8 @@ class Pack:
         """Return the sequences that contain a token of [start, end) of the stream, ascending."""
         # Segments do not overlap, so only the last one that begins at or before `start` and those up to `end` qualify.
         low, high = (
-            find(self.by_start, place, key=self.starts.__getitem__)
-            for find, place in ((bisect_right, start), (bisect_left, end))
+            find(self.by_start, border, key=self.starts.__getitem__)
+            for find, border in ((bisect_right, start), (bisect_left, end))
         )
         segments = self.by_start[max(low - 1, 0) : high]
         segments = segments[self.starts[segments] + self.sizes[segments] > start]
@@ -100,8 +100,8 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     """
     parts = -(-sizes // length)
     document = np.repeat(np.arange(len(sizes)), parts)
-    place = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
-    segment_starts = starts[document] + place * length
+    index = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
+    segment_starts = starts[document] + index * length
     segment_sizes = np.minimum(length, starts[document] + sizes[document] - segment_starts)
     sequence = np.arange(len(document))
     if packing == "best-fit":
@@ -136,7 +136,7 @@ def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
     top = np.full(length + 1, -1, dtype=np.int64)  # top bin of the stack for each amount of room
     below = np.empty(len(sizes), dtype=np.int64)
     bins = np.empty(len(sizes), dtype=np.int64)
-    opened = 0
+    num_bins = 0
 
     def count(room: int, change: int) -> None:
         node = leaves + room
@@ -155,8 +155,8 @@ def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
             node = 2 * node if stacks[2 * node] else 2 * node + 1
         room = node - leaves
         if room == length:
-            chosen = opened
-            opened += 1
+            chosen = num_bins
+            num_bins += 1
         else:
             chosen = top[room]
             top[room] = below[chosen]

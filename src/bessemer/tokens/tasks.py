@@ -159,8 +159,8 @@ def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath,
     shares = {name: by_source[source] for name, source in recipe.parts.items() if source in by_source}
     chats = tuple(sorted(recipe.chat_parts))
     sampling = tasks_of_groups(SampleTexts, work, corpus, recipe.tokens, chats, shares)
-    drawn = run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
-    for task, _ in zip(sampling, drawn, strict=True):
+    results = run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
+    for task, _ in zip(sampling, results, strict=True):
         with open_parquet(task.folder / TEXTS, f"rm -r {work}; bessemer tokens RECIPE") as file:
             for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
                 yield from batch.column("text").to_pylist()

@@ -138,10 +138,10 @@ def document_steps(
     first = int(split.starts[[other.path for other in split.shards].index(shard.path)])
     samples = loader.sources[source].samples_in(*(first + int(edge) for edge in shard.offsets[number : number + 2]))
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
-    found = describe_documents(corpus, [identity]).get(identity, {})
-    place = {key: found.get(key, "") for key in ("path", "place")}
+    facts = describe_documents(corpus, [identity]).get(identity, {})
+    origin = {key: facts.get(key, "") for key in ("path", "place")}
     return [
-        {"step": reader + 1, "sample": sample, "source": name, **place}
+        {"step": reader + 1, "sample": sample, "source": name, **origin}
         for sample in loader.mixture.slots_of(source, samples, batches.after(steps)).tolist()
         if (reader := batches.reader_of(sample)) is not None
     ]
@@ -177,14 +177,14 @@ def _named(corpus: Path, name: str) -> str:
     """Return the identity of the document with this identity, URL or path. Raises InputError if several match."""
     if IDENTITY.fullmatch(name):
         return name.lower()
-    place, found = published_folder(corpus), list[str]()
+    folder, names = published_folder(corpus), list[str]()
     with suppress(ImportError):  # only the training half is installed
         from bessemer.corpus.publish import identities_of
 
-        found = identities_of(place, name) if (place / "documents").exists() else []
-    if len(found) > 1:
-        raise InputError(f"--document: {name!r} matches {len(found)} documents; choose one: {', '.join(found[:NAMED])}")
-    return found[0] if found else name
+        names = identities_of(folder, name) if (folder / "documents").exists() else []
+    if len(names) > 1:
+        raise InputError(f"--document: {name!r} matches {len(names)} documents; choose one: {', '.join(names[:NAMED])}")
+    return names[0] if names else name
 
 
 def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:
@@ -202,9 +202,9 @@ def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] 
 
 def describe_place(document: dict[str, Any]) -> str:
     """Return a document's raw file and its position there as text, empty where neither is known."""
-    path, place = str(document.get("path", "")), str(document.get("place", ""))
-    unit = "byte " if place.isdecimal() and ".json" in path else ""
-    return f"{path} {unit}{place}".strip()
+    path, position = str(document.get("path", "")), str(document.get("place", ""))
+    unit = "byte " if position.isdecimal() and ".json" in path else ""
+    return f"{path} {unit}{position}".strip()
 
 
 def describe_documents(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
@@ -218,17 +218,17 @@ def describe_documents(corpus: Path, identities: list[str], text: bool = False) 
         identities: Identities of the documents.
         text: Include the beginning of each document.
     """
-    place = published_folder(corpus)
+    folder = published_folder(corpus)
     try:
-        if not (place / "documents").exists():
+        if not (folder / "documents").exists():
             return {}
         from bessemer.corpus.publish import look_up
 
-        known = look_up(place, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
+        known = look_up(folder, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
     except ImportError:  # only the training half is installed
         return {}
     except BessemerError as error:
-        if isinstance(place, Path):
+        if isinstance(folder, Path):
             raise
         warn(f"{error}; continuing without facts about documents")
         return {}

@@ -272,7 +272,7 @@ def _save_last(training: Training, state: TrainState, callbacks: Callbacks) -> N
         if state.step > resumed_at:
             training.log.write(
                 "memory", state.step, planned=training.spec.memory_bytes["total"], measured=max(memory),
-                recomputed=trainer.recomputed, by_rank={str(rank): taken for rank, taken in enumerate(memory)},
+                recomputed=trainer.recomputed, by_rank={str(rank): peak for rank, peak in enumerate(memory)},
             )  # fmt: skip
 
 

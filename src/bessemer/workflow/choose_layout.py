@@ -42,8 +42,8 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
     goal = planning_goal(recipe)
     refusal: InputError | None = None
-    found = plan_result.make_plan(goal).found
-    for candidate in found.preferred if found is not None else ():
+    search = plan_result.make_plan(goal).found
+    for candidate in search.preferred if search is not None else ():
         chosen = _with_layout(recipe, goal, candidate)
         try:
             resolved = recipe_defaults.resolve(chosen, goal.job.model.vocabulary)

@@ -167,12 +167,12 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
     from bessemer.train import device as devices
 
     needed, free = plan["memory_bytes"]["total"], devices.available_bytes(devices.choose(recipe.train))
-    said = f"the training is planned to take {size(needed)}, and {size(free)} are free"
+    text = f"the training is planned to take {size(needed)}, and {size(free)} are free"
     advice = 'take a smaller model.depth or train.micro_batch, or train.recompute = "budget"'
     if needed > HOPELESS_MEMORY * free:
-        raise InputError(f"train: {said}; {advice}")
+        raise InputError(f"train: {text}; {advice}")
     if needed > free:
-        warn(f"{said}: it may be killed; {advice}")
+        warn(f"{text}: it may be killed; {advice}")
 
 
 def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:

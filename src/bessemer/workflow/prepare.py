@@ -46,9 +46,9 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
 
     def work() -> str:
         nonlocal plan, resolved
-        made = {row["name"] for row in session.results if not row["skipped"]} & {"corpus", "tokens"}
+        names = {row["name"] for row in session.results if not row["skipped"]} & {"corpus", "tokens"}
         plan, resolved = estimate.planned_run(
-            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if made else ""
+            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if names else ""
         )
         if recipe.train.steps is None and plan["steps"] < FEW_STEPS:
             warn(f"train.global_batch_tokens: the training has only {counted(plan['steps'], 'step')}; set fewer")

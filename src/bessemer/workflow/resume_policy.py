@@ -46,8 +46,8 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
         for step in reversed(checkpoint_steps(run.checkpoints)):
             if (trained := _trained_recipe(run, step)) is not None:
                 # The run may have been moved.
-                place = {} if stored is None else stored.run.model_dump(include={"name", "dir"})
-                return trained.changed(run=place)
+                keys = {} if stored is None else stored.run.model_dump(include={"name", "dir"})
+                return trained.changed(run=keys)
         return stored
     except InputError as error:
         raise InputError(f"{error}; restore the run's recipe.toml, or start over with --restart") from None
@@ -196,10 +196,10 @@ def _trained_recipe(run: RunDirectory, step: int) -> ResolvedRecipe | None:
     """
     from bessemer.checkpoint.format import load_manifest  # loads torch, which tokens do not need
 
-    place = run.checkpoints / checkpoint_name(step)
+    folder = run.checkpoints / checkpoint_name(step)
     with suppress(BessemerError):
-        text = load_manifest(place).facts.get("recipe_toml")
-        return None if text is None else as_resolved(parse(text, f"recipe of {place}"), ResolvedRecipe)
+        text = load_manifest(folder).facts.get("recipe_toml")
+        return None if text is None else as_resolved(parse(text, f"recipe of {folder}"), ResolvedRecipe)
     return None
 
 

@@ -45,13 +45,13 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
     if (current := _is_current(run, run.corpus, inputs, lambda: content_digest(recipe))) is not None:
         return inputs, current
     files = changed_files(recipe, run) or {}
-    said = "; ".join(_files(word, names) for word, names in files.items() if names)
+    text = "; ".join(_files(word, names) for word, names in files.items() if names)
     is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
-    if said and is_whole and not files["changed"] and not files["added"]:  # the corpus still holds their text
-        warn(f"{said} since the corpus was built; the corpus is used as it was built")
+    if text and is_whole and not files["changed"] and not files["added"]:  # the corpus still holds their text
+        warn(f"{text} since the corpus was built; the corpus is used as it was built")
         return inputs, True
     why = "the sources or their rules have changed since the corpus was built"
-    raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
+    raise _refusal(run, run.corpus, f"{why} ({text})" if text else why)
 
 
 def say_where(stage: Path, storage: str | None) -> None:

@@ -259,10 +259,10 @@ class _Derivation:
             most = min(tokens / (UPDATES_OF_TIME if is_timed else UPDATES), 0.2920 * flops**0.3271)
             batch = length << max(math.floor(math.log2(max(most, MIN_BATCH_TOKENS) / length)), 0)
             self._set("train", f"about {tokens / batch:,.0f} updates", global_batch_tokens=batch)
-        epochs, given = tokens / max(self._unique, 1), train.optimizer.model_fields_set
-        if epochs > 1.5 and "weight_decay" not in given:
+        epochs, keys = tokens / max(self._unique, 1), train.optimizer.model_fields_set
+        if epochs > 1.5 and "weight_decay" not in keys:
             decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
-            embeddings = {} if "decay_embeddings" in given else {"decay_embeddings": True}
+            embeddings = {} if "decay_embeddings" in keys else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)
         if "schedule" not in train.model_fields_set:

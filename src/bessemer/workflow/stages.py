@@ -202,22 +202,22 @@ def train(
     def work() -> str | None:
         with post_incidents(run, webhook_url(recipe.report.webhook), session.began):
             if work_as_rank is not None:
-                made = work_as_rank()
+                summary = work_as_rank()
             elif recipe.parallel.world > 1:
                 options = ["--profile"] if profile else []
                 program = ["-m", "bessemer.launch.worker", str(run.path), *options]
-                made = TrainSummary(**local_start.train(recipe, run, program))
+                summary = TrainSummary(**local_start.train(recipe, run, program))
             else:
                 device = devices.choose(recipe.train)
                 stacks, scorer = run.path / "stacks.txt", task_scorer(recipe.evaluate)
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
                     parts = spec, run, device, SINGLE_PROCESS, heartbeat, profile
-                    made = train_process(*parts, score_tasks=scorer, callbacks=callbacks)
+                    summary = train_process(*parts, score_tasks=scorer, callbacks=callbacks)
         if recipe.tokens.gate:
             say(f"  the gate (tokens.gate): {degenerate_text.describe(run.path) or 'nothing to mask'}")
-        if made.resumed_at == made.step:
+        if summary.resumed_at == summary.step:
             return None
-        return _result_line(made, recipe, run)
+        return _result_line(summary, recipe, run)
 
     current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
     if current:
@@ -255,23 +255,23 @@ def evaluate(session: Session, recipe: ResolvedRecipe, weights: Weights = NEWEST
     from bessemer.evaluate.task_files import main_score, open_tasks
 
     run = session.run
-    asked = {task.name: task.content for task in open_tasks(recipe.evaluate.tasks)}
+    tasks = {task.name: task.content for task in open_tasks(recipe.evaluate.tasks)}
     tokens = stage_facts(run.tokens).get("inputs")
-    inputs = digest(recipe.evaluate, weights.steps(run), tokens, asked, recipe.train.precision)
-    place = run.evaluation_of(weights)
-    before = read_json_or_none(place) or {}
+    inputs = digest(recipe.evaluate, weights.steps(run), tokens, tasks, recipe.train.precision)
+    path = run.evaluation_of(weights)
+    before = read_json_or_none(path) or {}
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
         from bessemer.evaluate.final import score_line
         from bessemer.train.state import load_model
 
-        found = score(recipe, run, *load_model(recipe, run, weights), f"tasks{weights.suffix}")
-        write_json(place, {**found, "averaged_checkpoints": weights.average, "inputs": inputs})
-        return "; ".join([*filter(None, [weights.name]), score_line(found), *map(main_score, found.get("tasks", ()))])
+        result = score(recipe, run, *load_model(recipe, run, weights), f"tasks{weights.suffix}")
+        write_json(path, {**result, "averaged_checkpoints": weights.average, "inputs": inputs})
+        return "; ".join([*filter(None, [weights.name]), score_line(result), *map(main_score, result.get("tasks", ()))])
 
     session.stage("evaluate", work, before.get("inputs") == inputs)
-    return dict(read_json(place))
+    return dict(read_json(path))
 
 
 def export(

@@ -134,7 +134,7 @@ def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan:
     elif settings.keep == "quality" and not is_earlier_corpus:
         raise InputError('corpus.dedup.keep: "quality" needs scores; set corpus.quality, or keep = "longest"')
     elif settings.keep == "first-source":
-        places = {name: place for place, name in enumerate(plan.sources)}
+        places = {name: index for index, name in enumerate(plan.sources)}
         rank = np.array([places.get(name, len(places)) for name in _strings(table, "source")], dtype=np.uint64)
     has_lengths = "characters" in table.column_names
     characters = table["characters"].to_numpy() if has_lengths else np.array([*map(len, texts)], dtype=int)
@@ -150,10 +150,10 @@ def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
     """Return a 32-bit number per document that differs between the groups that `within` keeps apart."""
     places = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
     if settings.within == "crawl":
-        found = map(CRAWL.search, _strings(table, "path"))
-        places = [crawl[0] if crawl else source for crawl, source in zip(found, places, strict=True)]
-    numbers = {place: key_of("within", place) >> 32 if place else 0 for place in set(places)}
-    return np.array([numbers[place] for place in places], dtype=np.uint64)
+        crawls = map(CRAWL.search, _strings(table, "path"))
+        places = [crawl[0] if crawl else source for crawl, source in zip(crawls, places, strict=True)]
+    numbers = {name: key_of("within", name) >> 32 if name else 0 for name in set(places)}
+    return np.array([numbers[name] for name in places], dtype=np.uint64)
 
 
 def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts: np.ndarray) -> np.ndarray:
@@ -225,15 +225,15 @@ class CandidatePairs(task.DedupTask):
         entries = repeated_by(entries, "key")
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
         starts, sizes = task.runs(entries["key"])
-        place = np.arange(len(entries)) - np.repeat(starts, sizes)
+        index = np.arange(len(entries)) - np.repeat(starts, sizes)
         wanted, num_parts = ~task.is_earlier(entries["order"]), self.plan.num_parts
         with (
             SplitWriter(folder / "first", num_parts) as by_first,
             SplitWriter(folder / "second", num_parts) as by_second,
         ):
             for step in range(min(REACH, int(sizes.max(initial=0))) + 1):
-                second = np.flatnonzero((place > step) & wanted)
-                first = second - (step or place[second])
+                second = np.flatnonzero((index > step) & wanted)
+                first = second - (step or index[second])
                 pairs = unique_pairs(entries["document"][first], entries["document"][second])
                 pairs = pairs[pairs["first"] != pairs["second"]]  # keys of two bands may be equal by chance
                 by_first.write(task.part_of(pairs["first"]), pairs)

@@ -110,8 +110,8 @@ class ChooseKeepers(GroupTask):
         _, where, inverse = np.unique(named["number"], return_index=True, return_inverse=True)
         documents = named[where]
         by_order = np.lexsort((documents["number"], documents["name"], documents["order"]))
-        documents, place = documents[by_order], np.argsort(by_order)
-        ends = place[inverse.reshape(2, -1)]
+        documents, rank = documents[by_order], np.argsort(by_order)
+        ends = rank[inverse.reshape(2, -1)]
         left, right = ends.min(axis=0), ends.max(axis=0)
         is_copy, can_go = edges["kind"] == EXACT, ~task.is_earlier(documents["order"])
         near = np.flatnonzero(~is_copy)
@@ -123,12 +123,12 @@ class ChooseKeepers(GroupTask):
         keeper[goes] = left[edge]
         kept, copies = ends[:, is_copy & can_go[ends[1]]]  # EqualTexts chose the kept one, without regard to length
         keeper[copies] = keeper[kept]
-        gone = np.concatenate([goes, copies])
-        verdicts = task.records(task.EDGE, len(gone), first=documents[keeper[gone]], second=documents[gone])
+        losers = np.concatenate([goes, copies])
+        verdicts = task.records(task.EDGE, len(losers), first=documents[keeper[losers]], second=documents[losers])
         verdicts["kind"] = np.repeat([NEAR, EXACT], [len(goes), len(copies)])
         verdicts["similarity"] = np.append(edges["similarity"][edge], np.ones(len(copies)))
         write_split(folder / "verdicts", self.plan.num_parts, task.part_of(verdicts["second"]["number"]), verdicts)
-        _, sizes = np.unique(keeper[gone], return_counts=True)
+        _, sizes = np.unique(keeper[losers], return_counts=True)
         bins = (verdicts["similarity"][: len(goes)] * HISTOGRAM_BINS + 1e-6).astype(np.int64)
         return {
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),
@@ -144,18 +144,18 @@ class JudgeDuplicates(VerdictTask, task.DedupTask):
 
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         settings, first = self.plan.settings, 0
-        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)
-        kept, rows = found["first"], task.row_of(found["second"]["number"])
+        edges = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)
+        kept, rows = edges["first"], task.row_of(edges["second"]["number"])
         corpora = ["", *(f" of {corpus}" for corpus in settings.against)]
         which = np.searchsorted(self.plan.earlier, task.part_of(kept["number"]), side="right").tolist()
-        made, details = "verified" if settings.verify else "estimated", list[str]()
+        method, details = "verified" if settings.verify else "estimated", list[str]()
         for name, corpus, kind, similarity in zip(
-            kept["name"].tolist(), which, found["kind"].tolist(), found["similarity"].tolist(), strict=True
+            kept["name"].tolist(), which, edges["kind"].tolist(), edges["similarity"].tolist(), strict=True
         ):
             detail = f"kept instead: {identity_of(name)}{corpora[corpus]}"
-            details.append(detail + (f" ({made} Jaccard {similarity:.2f})" if kind == NEAR else ""))
-        reasons = np.where(found["kind"] == NEAR, "near_duplicate", "exact_duplicate")
-        every = make_verdicts(rows, reason=reasons, detail=details, score=found["similarity"])
+            details.append(detail + (f" ({method} Jaccard {similarity:.2f})" if kind == NEAR else ""))
+        reasons = np.where(edges["kind"] == NEAR, "near_duplicate", "exact_duplicate")
+        every = make_verdicts(rows, reason=reasons, detail=details, score=edges["similarity"])
         for num_rows in stage_facts(self.result("DocumentKeys", self.number))["tables"]:
             is_here = (rows >= first) & (rows < first + num_rows)
             yield num_rows, every.set_column(0, "row", pa.array(rows - first)).filter(is_here)
@@ -191,7 +191,7 @@ class DuplicateStep(SignedStep):
             # The size of a cluster includes the kept document. `jaccard` is the similarity to the kept document.
             "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
             "jaccard": [
-                {"from": round(number / HISTOGRAM_BINS, 3), "documents": found} for number, found in enumerate(jaccard)
+                {"from": round(number / HISTOGRAM_BINS, 3), "documents": count} for number, count in enumerate(jaccard)
             ],
             "jaccard_is": "verified" if self.verify else "estimated",
             "min_jaccard": self.min_jaccard,

@@ -165,10 +165,10 @@ def is_earlier(order: np.ndarray) -> np.ndarray:
 
 def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
     """Return a structured array with the given columns. Other columns are 0."""
-    made: np.ndarray = np.zeros(size, dtype=dtype)
+    table: np.ndarray = np.zeros(size, dtype=dtype)
     for name, values in columns.items():
-        made[name] = values
-    return made
+        table[name] = values
+    return table
 
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:
@@ -225,7 +225,7 @@ class SplitWriter:
             self._write_run()
 
     def _write_run(self) -> None:
-        targets, values = (np.concatenate([part[place] for part in self._waiting]) for place in (0, 1))
+        targets, values = (np.concatenate([part[column] for part in self._waiting]) for column in (0, 1))
         lengths = None
         if self._waiting[0][2] is not None:
             lengths = np.concatenate([part[2] for part in self._waiting])
@@ -261,14 +261,14 @@ def write_split(
 def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -> np.ndarray:
     """Return the concatenated values for some targets from files of `SplitWriter`."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for found in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
-        parts += found
+    for runs in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
+        parts += runs
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
 def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.ndarray]:
     """Return the values for some targets from each run that has any."""
-    found = []
+    runs = []
     with path.open("rb") as file:
         size = file.seek(-16, 2)
         num_runs, num_targets = np.frombuffer(file.read(16), dtype="<i8").tolist()
@@ -278,10 +278,10 @@ def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.nd
             first, end = int(starts[0]), int(starts[-1])
             if end > first:
                 file.seek(first)
-                found.append(read_array(file, kind, (end - first) // kind.itemsize))
-                if found[-1].nbytes < end - first:
+                runs.append(read_array(file, kind, (end - first) // kind.itemsize))
+                if runs[-1].nbytes < end - first:
                     raise OSError(f"{path}: the file ends before byte {end}; remove its folder and run again")
-    return found
+    return runs
 
 
 def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:

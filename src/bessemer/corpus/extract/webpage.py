@@ -56,8 +56,8 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     """
     if shown := unicode_of(raw):
         return raw.decode(shown, "replace")
-    found = _CHARSET.search(raw[:META_BYTES])
-    named = [name for name in map(codec, (http_charset, found and found[1].decode("ascii"))) if name]
+    match = _CHARSET.search(raw[:META_BYTES])
+    named = [name for name in map(codec, (http_charset, match and match[1].decode("ascii"))) if name]
     # A UTF-16 declaration that can be read as ASCII is wrong.
     named = [name for name in named if 0 in raw or not name.startswith("utf-16")]
     is_utf8_too = any(name.startswith(("iso2022", "utf-16")) for name in named)  # such text may also be valid UTF-8
@@ -151,10 +151,10 @@ def _keep_lists(tree: Any, max_link_share: float) -> None:
         depth = _depth_of_list(element)
         if depth is None:
             continue
-        found = element.query_selector_all("a")
-        if len(found) > MAX_LINKS:
+        anchors = element.query_selector_all("a")
+        if len(anchors) > MAX_LINKS:
             continue
-        links = found.values()
+        links = anchors.values()
         length = len("".join(element.text.split()))
         linked = sum(len("".join(link.text.split())) for link in links)
         if not length or linked > max_link_share * length:

@@ -67,7 +67,7 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
         raise NotText("it took too long")
     page = _Page(title, prefixes)
     if "-{" in wikitext:
-        wikitext = _VARIANT.sub(lambda found: "" if found[1] in ("H", "T", "-") else found[2] or found[3], wikitext)
+        wikitext = _VARIANT.sub(lambda match: "" if match[1] in ("H", "T", "-") else match[2] or match[3], wikitext)
     try:
         code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
     except ParserError as error:
@@ -158,10 +158,10 @@ class _Page:
         return next((text for text in filled if text is not None), None)
 
 
-def _rest_of_mark(found: re.Match[str]) -> str:
-    name, attributes = (found[1] or "").lower(), found[2] or ""
+def _rest_of_mark(match: re.Match[str]) -> str:
+    name, attributes = (match[1] or "").lower(), match[2] or ""
     if name not in BLOCK | INLINE | HIDDEN | {""} or (attributes.strip() and "=" not in attributes):
-        return found[0]  # a comparison such as x<b and b>c
+        return match[0]  # a comparison such as x<b and b>c
     return f"\n{_HOLE}" if name in BLOCK else ""
 
 
@@ -171,8 +171,8 @@ def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
 
     def value(names: str) -> str:
         if names == "measure":
-            found = _MEASURE.match("|".join({"C": "°C", "F": "°F"}.get(text, text) for text in positional))
-            return found[0].replace("|", " ").replace(" - ", "–").replace(" – ", "–") if found else ""
+            match = _MEASURE.match("|".join({"C": "°C", "F": "°F"}.get(text, text) for text in positional))
+            return match[0].replace("|", " ").replace(" - ", "–").replace(" – ", "–") if match else ""
         if names[0] == "*":
             return names[1:].join(positional)
         return next(filter(None, map(arguments.get, names.lstrip("!").split("|"))), "")
@@ -188,7 +188,7 @@ def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
 
 def _lines(text: str) -> str:
     """Clean up the rendered text line by line, and drop headings of sections without text."""
-    text = _SUPERSCRIPT.sub(lambda found: found[1].translate(_RAISED_DIGITS), _WORD_GAP.sub(" ", html.unescape(text)))
+    text = _SUPERSCRIPT.sub(lambda match: match[1].translate(_RAISED_DIGITS), _WORD_GAP.sub(" ", html.unescape(text)))
     kept: list[str] = []
     below = 7  # level of the heading that follows; 0 for text, 7 at the end
     for marked in reversed(text.split("\n")):

@@ -201,8 +201,8 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
         ReplacePersonalData(settings=corpus.personal),
     )
     for one, use in zip(users, corpus.filters, strict=True):
-        taken = [*RESERVED, *(other.name for other in filters if other is not one)]
-        if one.name in taken or (not is_own(type(one)) and one.name in {word.partition(".")[0] for word in REASONS}):
+        names = [*RESERVED, *(other.name for other in filters if other is not one)]
+        if one.name in names or (not is_own(type(one)) and one.name in {word.partition(".")[0] for word in REASONS}):
             raise InputError(
                 f"corpus.filters: {find('filters', use.use).origin}: {type(one).__qualname__}: another step or reason is named "
                 f"{one.name!r}; give the class another name, for example name: ClassVar[str] = 'my_filter'"

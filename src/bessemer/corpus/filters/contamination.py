@@ -107,10 +107,10 @@ def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[n
 
 def check(text: str, index: GramIndex) -> EvaluationOverlap:
     """Find the overlap of a text with the evaluation sets in one pass."""
-    found, places = find(text, index.lengths, index.slots, index.numbers)
-    if not len(found):
+    hits, places = find(text, index.lengths, index.slots, index.numbers)
+    if not len(hits):
         return NO_OVERLAP
-    distinct = np.unique(found)
+    distinct = np.unique(hits)
     occurs = index.occurs[distinct]
     counts = occurs.sum(axis=0)
     touched = (counts > 0) & (counts >= index.min_share * index.grams)
@@ -119,7 +119,7 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
         name: tuple(np.flatnonzero(touched[first:last]).tolist())
         for name, (first, last) in zip(index.names, pairwise(np.cumsum([0, *index.sizes])), strict=True)
     }
-    spans = _merged(places[guilty[np.searchsorted(distinct, found)]])
+    spans = _merged(places[guilty[np.searchsorted(distinct, hits)]])
     return EvaluationOverlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
 
 
@@ -166,9 +166,9 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
     where, suffix = f"corpus.contamination.sets.{evaluation_set.name}: {path}", path.suffix.lower()
     is_empty = True
     try:
-        for place, row in _parquet(path) if suffix == ".parquet" else _lines(path):
+        for position, row in _parquet(path) if suffix == ".parquet" else _lines(path):
             is_empty = False
-            yield [str(row)] if suffix == ".txt" else _texts(row, fields, f"{where}{place}")
+            yield [str(row)] if suffix == ".txt" else _texts(row, fields, f"{where}{position}")
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {error}") from None
     if is_empty:

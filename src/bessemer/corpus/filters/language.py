@@ -59,10 +59,10 @@ def identify(text: str, settings: Settings) -> tuple[str, float]:
     if not text or text.isspace():
         return "", 0.0  # fastText would return a language for an empty line
     # fastText reads one line only. Its rounding can exceed 1 by 3e-5.
-    found = _model(settings.model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
-    if not found:
+    result = _model(settings.model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
+    if not result:
         return "", 0.0
-    probability, label = found[0]
+    probability, label = result[0]
     return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
@@ -98,7 +98,7 @@ def _model(model: str | None) -> Any:
 def share_of_label(model: Any, line: str, label: str) -> float:
     """Return the probability of a label, named with or without its prefix, for one line of text; 0 if it has none."""
     labels, shares = model.predict(line, k=-1)
-    return float(sum(share for found, share in zip(labels, shares, strict=True) if found in (label, LABEL + label)))
+    return float(sum(share for name, share in zip(labels, shares, strict=True) if name in (label, LABEL + label)))
 
 
 @cache

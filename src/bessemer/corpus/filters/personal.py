@@ -29,11 +29,11 @@ PATTERNS = {name: re.compile(pattern, re.VERBOSE) for name, pattern in FACTS["pa
 
 def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
     """Return the text with placeholders, and counts by kind. The more specific of two overlapping kinds wins. Linear time."""
-    found: list[tuple[int, int, int, str]] = []
+    spans: list[tuple[int, int, int, str]] = []
     for rank, (kind, find) in enumerate(_finders(settings)):
-        found += [(start, rank, end, kind) for start, end in find(text)]
+        spans += [(start, rank, end, kind) for start, end in find(text)]
     chosen: list[tuple[int, int, int, str]] = []
-    for start, rank, end, kind in sorted(found):
+    for start, rank, end, kind in sorted(spans):
         if not chosen or start >= chosen[-1][2]:
             chosen.append((start, rank, end, kind))
         elif rank < chosen[-1][1]:
@@ -104,16 +104,16 @@ def addresses(text: str) -> Iterator[Span]:
     Four parts below 32, such as 12.1.2.3, are far more often a version or section number; only 1 in 4,096 addresses has this
     form.
     """
-    for found in PATTERNS["ipv4"].finditer(text):
-        largest = max(map(int, found[0].split(".")))
-        before = text[max(found.start() - 16, 0) : found.start()]
+    for match in PATTERNS["ipv4"].finditer(text):
+        largest = max(map(int, match[0].split(".")))
+        before = text[max(match.start() - 16, 0) : match.start()]
         if SMALL <= largest < 256 and not PATTERNS["version_before"].search(before):
-            address = IPv4Address(found[0])
+            address = IPv4Address(match[0])
             if not any(address in block for block in SPECIAL_IPV4):
-                yield found.span()
-    for found in PATTERNS["ipv6"].finditer(text) if ":" in text else ():
-        start = found.start() - 4
-        shown = text[start : found.end()]
+                yield match.span()
+    for match in PATTERNS["ipv6"].finditer(text) if ":" in text else ():
+        start = match.start() - 4
+        shown = text[start : match.end()]
         if shown.endswith(":") and not shown.endswith("::"):
             shown = shown[:-1]
         try:
@@ -150,12 +150,12 @@ def ibans(text: str) -> Iterator[Span]:
     end = 0
     for match in PATTERNS["iban"].finditer(text):
         pattern = iban_pattern(match[0][:2]) if match.start() >= end else None
-        if pattern is None or (found := pattern.match(text, match.start())) is None:
+        if pattern is None or (iban := pattern.match(text, match.start())) is None:
             continue
-        number = found[0].replace(" ", "")
+        number = iban[0].replace(" ", "")
         if _package("stdnum.iso7064.mod_97_10").is_valid(number[4:] + number[:4]):
-            end = found.end()
-            yield found.span()
+            end = iban.end()
+            yield iban.span()
 
 
 @cache

@@ -45,18 +45,18 @@ def plan(source: Source, files: list[File]) -> list[Part]:
             beginning_bytes=max(budget // min(len(mine), SAMPLED_PARTS), SAMPLED_BYTES) if budget else None,
         )  # fmt: skip
         readers.append(reader)
-        found = [part for some in _split(reader, mine) for part in some]
-        parts += sorted(_sample(found, budget) if budget else found, key=attrgetter("name", "start"))
+        pieces = [part for some in _split(reader, mine) for part in some]
+        parts += sorted(_sample(pieces, budget) if budget else pieces, key=attrgetter("name", "start"))
     _require_readable(source, parts, readers)
     return parts
 
 
 def files_by_format(source: Source, files: Iterable[File]) -> dict[str, list[File]]:
     """Group the files of a source by format. Files of unknown format are plain text."""
-    found: dict[str, list[File]] = {}
+    groups: dict[str, list[File]] = {}
     for file in files:
-        found.setdefault(format_of(source, file) or "text", []).append(file)
-    return {format_: found[format_] for format_ in sorted(found)}
+        groups.setdefault(format_of(source, file) or "text", []).append(file)
+    return {format_: groups[format_] for format_ in sorted(groups)}
 
 
 def _split(reader: Reader, files: list[File]) -> Iterable[list[Part]]:

@@ -33,11 +33,13 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     if not isinstance(value, dict):
         return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     keys = text_keys(source.text_key)
-    found = [field_in(value, one) for one in keys]
-    holder, name = next((field for field in found if field[0] is not None), (None, ""))
+    holders = [field_in(value, one) for one in keys]
+    holder, name = next((field for field in holders if field[0] is not None), (None, ""))
     if holder is None:
         return Document(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
-    text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
+    text = (
+        _joined([fields and fields[of] for fields, of in holders], source) if source.joins_fields else holder.pop(name)
+    )
     if source.format == "chat":
         try:
             if source.pair_keys is None and isinstance(text, str) and text.lstrip()[:1] == "[":
@@ -48,8 +50,8 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
             rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
             text = conversation(text, rest)
         except (ValueError, TypeError, RecursionError) as error:  # a Parquet date raises TypeError
-            said = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
-            return Document(key, size, shown[:4000], "bad_record", said[:300])
+            detail = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
+            return Document(key, size, shown[:4000], "bad_record", detail[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         return Document(key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not text"[:300])

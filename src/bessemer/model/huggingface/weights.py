@@ -119,8 +119,8 @@ def hub_tensors(
         for name, path, indices in _tensors_of_module(theirs, ours):
             if path in parameters:
                 whole, is_bias = values_of(path), name.endswith("bias")
-                taken = tuple(whole[index] for index in indices) or (whole,)
-                yield HubTensor(name, path, taken, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
+                parts = tuple(whole[index] for index in indices) or (whole,)
+                yield HubTensor(name, path, parts, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
 
 
 def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any, ...]]]:

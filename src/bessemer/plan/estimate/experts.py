@@ -53,23 +53,23 @@ def block_matmuls(
         imbalance: Tokens of the fullest rank's experts over the mean.
     """
     mlp, width, gates = max(model.mlp_width // tensor, 1), model.width, 2 if model.gated else 1
-    found = _attention(model, tensor, tokens, split)
+    matmuls = _attention(model, tensor, tokens, split)
     if dense := 1 - (model.mixture_share if isinstance(model, MixtureConfig) else 0.0):
-        found += [BlockMatmul(tokens, width, mlp * gates, share=dense), BlockMatmul(tokens, mlp, width, share=dense)]
+        matmuls += [BlockMatmul(tokens, width, mlp * gates, share=dense), BlockMatmul(tokens, mlp, width, share=dense)]
     if not isinstance(model, MixtureConfig):
-        return found
+        return matmuls
     share, local, each = model.mixture_share, model.num_experts // expert, model.expert_width
     # On average, a rank receives as many tokens as it sends. Those of each expert are padded to a multiple of 8.
     rows = 8 * ceil(tokens / split * model.active_experts * imbalance / local / 8)
-    found += [
+    matmuls += [
         BlockMatmul(tokens // split, width, model.num_experts, share=share),
         BlockMatmul(rows, width, each * gates, local, share, is_grouped=True),
         BlockMatmul(rows, each, width, local, share, is_grouped=True),
     ]
     if shared := model.shared_width // tensor:
-        found.append(BlockMatmul(tokens, width, shared * gates, share=share))
-        found.append(BlockMatmul(tokens, shared, width, share=share))
-    return found
+        matmuls.append(BlockMatmul(tokens, width, shared * gates, share=share))
+        matmuls.append(BlockMatmul(tokens, shared, width, share=share))
+    return matmuls
 
 
 def heads_of_rank(model: ModelConfig, tensor: int) -> tuple[int, int]:
@@ -84,11 +84,11 @@ def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list
         wide = heads * model.head_dim
         return [BlockMatmul(tokens, width, wide + 2 * kv_heads * model.head_dim), BlockMatmul(tokens, wide, width)]
     latent, own = model.latent, tokens // split
-    found = [BlockMatmul(own, width, latent.kv_rank + latent.rotated)]
+    matmuls = [BlockMatmul(own, width, latent.kv_rank + latent.rotated)]
     if latent.query_rank:
-        found.append(BlockMatmul(own, width, latent.query_rank))
+        matmuls.append(BlockMatmul(own, width, latent.query_rank))
     return [
-        *found,
+        *matmuls,
         BlockMatmul(tokens, latent.query_rank or width, heads * model.head_dim),
         BlockMatmul(tokens, latent.kv_rank, heads * (latent.plain + latent.value)),
         BlockMatmul(tokens, heads * latent.value, width),

@@ -150,12 +150,12 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
     attention = 4 * config.heads * config.head_dim * config.width
     block = attention + 3 * config.mlp_width * config.width
     head = config.vocabulary * config.width
-    total, stage, found = config.layers * block + head, 0, [0] * count
+    total, stage, layers = config.layers * block + head, 0, [0] * count
     for layer in range(config.layers):
-        found[stage] += 1
+        layers[stage] += 1
         if (layer + 1) * block > total * (stage + 1) / count and stage < count - 1:
             stage += 1
-    return tuple(found)
+    return tuple(layers)
 
 
 def shard_padding(framework: Framework, config: ModelConfig, tensor: int, num_shards: int) -> float:

@@ -81,7 +81,7 @@ def memory(job: Job) -> DeviceMemory:
     is_full = job.micro_batches >= 2 * layout.pipeline - 1
     if is_full or not SCHEDULES[layout.schedule].is_v_shaped:
         ranks = _undominated(job.model, ranks)
-    return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
+    return max((_of(job, rank) for rank in ranks), key=lambda peak: peak.total)
 
 
 def stages(job: Job) -> list[DeviceMemory]:
@@ -132,16 +132,16 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, rank, tokens)
     kinds["backward"] = max(working - logits, 0.0)  # blocks reuse the memory of the logits
-    found = state(job, rank)
-    buffers = found.buffers + outputs
+    parts = state(job, rank)
+    buffers = parts.buffers + outputs
     if layout.pipeline > 1:  # receive buffers in both directions, and sent activations
         sent = 0.0 if framework.pipes == "plain" or rank.has_head else flight
         received = job.micro_batches if framework.pipes == "torch" and not rank.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
-        place=rank.pipeline_rank, weights=round(found.weights), gradients=round(found.gradients),
-        optimizer=round(found.master) + round(found.moments), activations=round(activations), logits=round(logits),
+        place=rank.pipeline_rank, weights=round(parts.weights), gradients=round(parts.gradients),
+        optimizer=round(parts.master) + round(parts.moments), activations=round(activations), logits=round(logits),
         buffers=round(buffers), fragmentation=round(framework.slack * (activations + logits + buffers)),
         before_model=round(framework.base_bytes), kinds={kind: round(each) for kind, each in kinds.items()},
     )  # fmt: skip
@@ -164,21 +164,21 @@ def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 
-def excess(job: Job, found: DeviceMemory) -> tuple[str, ...]:
+def excess(job: Job, need: DeviceMemory) -> tuple[str, ...]:
     """Explain why a job does not fit its device's nominal memory; empty if it fits.
 
     The first string has the planned and the available bytes, the others each part over a tenth of the plan, largest
     first.
     """
     room = job.cluster.device.memory
-    missing = -round(room - found.total)
+    missing = -round(room - need.total)
     if missing <= 0:
         return ()
-    parts = {name: value for name, value in found.to_dict().items() if name != "total"}
+    parts = {name: value for name, value in need.to_dict().items() if name != "total"}
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)
-    where = f" on stage {found.place + 1}" if job.layout.pipeline > 1 else ""
-    shown = (f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total)
-    return f"{size(found.total)}{where}, {size(missing)} more than the {size(round(room))} there are", *shown
+    where = f" on stage {need.place + 1}" if job.layout.pipeline > 1 else ""
+    shown = (f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * need.total)
+    return f"{size(need.total)}{where}, {size(missing)} more than the {size(round(room))} there are", *shown
 
 
 def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:

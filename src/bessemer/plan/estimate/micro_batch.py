@@ -235,8 +235,8 @@ def _paired(job: Job, gathers: float) -> tuple[float, float]:
     """
     if job.framework.paired == "all":
         return 1.0, 1.0
-    found = 0.0 if job.precision == "fp8" and job.framework.fp8 == "row" else gathers
-    return found + 1 - gathers, found
+    seconds = 0.0 if job.precision == "fp8" and job.framework.fp8 == "row" else gathers
+    return seconds + 1 - gathers, seconds
 
 
 def _experts(job: Job, how: Physics) -> tuple[float, float]:

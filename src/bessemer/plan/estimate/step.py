@@ -142,11 +142,11 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
 
 def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
     """Return how many blocks of each stage are a mixture's leading dense layers."""
-    left, found = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
+    left, firsts = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
     for blocks in cut:
-        found.append(min(left, blocks))
-        left -= found[-1]
-    return found
+        firsts.append(min(left, blocks))
+        left -= firsts[-1]
+    return firsts
 
 
 def refuse(job: Job) -> str | None:

@@ -172,7 +172,7 @@ class SplitTokens:
 
     def documents(self, start: int, end: int) -> list[tuple[str, int]]:
         """Return identity and start of the documents that have a token in [start, end) of the stream."""
-        found: list[tuple[str, int]] = []
+        rows: list[tuple[str, int]] = []
         first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
         for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
             if base >= end:
@@ -180,8 +180,8 @@ class SplitTokens:
             low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
             high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
             names = (identity.tobytes().hex() for identity in shard.identities[low:high])
-            found += zip(names, (base + shard.offsets[low:high].astype(np.int64)).tolist(), strict=True)
-        return found
+            rows += zip(names, (base + shard.offsets[low:high].astype(np.int64)).tolist(), strict=True)
+        return rows
 
 
 def tokens_command(folder: AnyPath) -> str:

@@ -65,11 +65,11 @@ def chat_template(folder: Path) -> str | None:
     """Return the chat template of a folder, the default one if it has several; None without one."""
     if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
         return read_template(path)
-    found = token_settings(folder).get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+    template = token_settings(folder).get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def render(
@@ -147,10 +147,10 @@ class ChatTemplate:
         ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
             raise InputError(f"chat template: the assistant's text is not marked; {ADVICE}")
-        said = ids[is_trained].tolist()
-        while len(said) > 1 and said[-1] not in tokenizer.special and not tokenizer.decode(said[-1:]).strip():
-            said.pop()
-        self.turn_end: int = said[-1]
+        answer = ids[is_trained].tolist()
+        while len(answer) > 1 and answer[-1] not in tokenizer.special and not tokenizer.decode(answer[-1:]).strip():
+            answer.pop()
+        self.turn_end: int = answer[-1]
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """Encode a conversation.
@@ -200,20 +200,20 @@ class ChatTemplate:
         """
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = self._render(probe)
-        found = [(match.start(), words[int(match[1])]) for match in WORD.finditer(text)]
-        written = {group for _, (_, _, group) in found}
+        marks = [(match.start(), words[int(match[1])]) for match in WORD.finditer(text)]
+        written = {group for _, (_, _, group) in marks}
         if lost := next((word for word in words if word[2] not in written), None):
-            field, of, _ = lost
-            where = "the record" if of is None else f"a message of the {messages[of]['role']}"
+            field, index, _ = lost
+            where = "the record" if index is None else f"a message of the {messages[index]['role']}"
             raise InputError(NOT_WRITTEN.format(where, field))
         out = {number for number, message in enumerate(messages) if not is_trained(message)}
         if not out:
             return spans
         kept: Spans = []
-        places = [(place, number in out) for place, (_, number, _) in found if number is not None]
+        places = [(position, number in out) for position, (_, number, _) in marks if number is not None]
         for number, (start, end) in enumerate(probed):
-            before = [is_out for place, is_out in places if place < start][-1:]
-            is_out = {is_out for place, is_out in places if start <= place < end} or {*before}
+            before = [is_out for position, is_out in places if position < start][-1:]
+            is_out = {is_out for position, is_out in places if start <= position < end} or {*before}
             if len(is_out) > 1 or len(spans) != len(probed):
                 raise InputError("a {% generation %} block mixes trained and other messages; give each a block")
             kept += [] if True in is_out else [spans[number]]

@@ -78,13 +78,13 @@ def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     folders = [folder, *_model_folders(recipe)]
     kept = files.read_table(folder / "manifest.json").get("tokenizer", {})
     ends = kept.get("ends") or next((named for one in folders if (named := files.end_ids(one, tokenizer))), [])
-    found: dict[str, Any] = {"special": files.special_tokens(tokenizer, folders)}
-    found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
+    facts: dict[str, Any] = {"special": files.special_tokens(tokenizer, folders)}
+    facts["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
     if recipe.adds_tokens:
         before = Tokenizer.load_any(files.tokenizer_file(str(recipe.tokenizer.path)))
         new = [name for name in recipe.tokenizer.special_tokens if before.id_of(name) is None]
-        found["added"] = {str(tokenizer.id_of(name)): before.encode(name) for name in new}
-    return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
+        facts["added"] = {str(tokenizer.id_of(name)): before.encode(name) for name in new}
+    return facts | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
 
 
 def _model_folders(recipe: Recipe) -> list[Path]:
@@ -121,8 +121,8 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
         tokens = files.special_tokens(
             Tokenizer.load_any(files.tokenizer_file(path)), [files.folder_of(path), *_model_folders(recipe)]
         )
-        found = {"end_of_text": files.end_of_text(tokens), "mask_token": tokens.get("mask")}
-        changes |= {key: token for key, token in found.items() if key in wanted and token}
+        names = {"end_of_text": files.end_of_text(tokens), "mask_token": tokens.get("mask")}
+        changes |= {key: token for key, token in names.items() if key in wanted and token}
     return recipe.changed(tokenizer=changes)
 
 

@@ -56,12 +56,12 @@ def read_table(path: Path) -> dict[str, Any]:
     if not hub.foreign_file(path.parent, path.name).exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise InputError(f"{path}: not a JSON object; replace the file")
-    return found
+    return table
 
 
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
@@ -72,8 +72,8 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
     """
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
-        given = [settings.get(f"{role}_token") for settings in map(token_settings, folders)]
-        named = [name for name in given if isinstance(name, str) and tokenizer.id_of(name) is not None]
+        names = [settings.get(f"{role}_token") for settings in map(token_settings, folders)]
+        named = [name for name in names if isinstance(name, str) and tokenizer.id_of(name) is not None]
         by_id = [special[number] for folder in folders for number in ids_of(folder, role) if number in special]
         usual = [name for name in USUAL.get(role, ()) if name in special.values()]
         if candidates := [*named, *by_id, *usual]:

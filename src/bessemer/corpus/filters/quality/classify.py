@@ -35,11 +35,11 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     These are the named model and the files of examples. Raises InputError for an entry that is neither a source nor a path
     with examples.
     """
-    found: list[Any] = [model_sha256(settings)]
+    facts: list[Any] = [model_sha256(settings)]
     for entry in (*settings.high, *settings.low):
         if entry not in sources:
-            found.append([(path.name, path.stat().st_size, sampled_sha256(path)) for path in example_files(entry)])
-    return found
+            facts.append([(path.name, path.stat().st_size, sampled_sha256(path)) for path in example_files(entry)])
+    return facts
 
 
 def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:

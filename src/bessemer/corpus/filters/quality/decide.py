@@ -49,14 +49,14 @@ class QualityStep(GlobalStep, Quality):
     def run(self, documents: CorpusDocuments, report: Path) -> None:
         """Write quality.json to `report`, and the classifier if it was trained here."""
         names = sorted(source.name for source in documents.corpus.sources)
-        place = documents.folder / CLASSIFIER
+        path = documents.folder / CLASSIFIER
 
         def train(folder: Path) -> dict[str, Any]:
             return learn(self, names, documents.tables, folder)
 
-        run_in_thread(lambda: build_once(place, documents.made_of, train))
-        copy_folder(place / FOLDER, report / FOLDER)
-        GlobalStep.run(self.model_copy(update={"classifier": place}), documents, report)
+        run_in_thread(lambda: build_once(path, documents.made_of, train))
+        copy_folder(path / FOLDER, report / FOLDER)
+        GlobalStep.run(self.model_copy(update={"classifier": path}), documents, report)
 
     def collect(self, documents: pa.Table) -> pa.Table:
         """Return source and score of each document, and the excerpts of those that may be examples."""
@@ -126,8 +126,8 @@ def example_rows(facts: pa.Table) -> npt.NDArray[np.int64]:
     """Return the rows of the first EXAMPLES documents of each score bin, in the order of their draws."""
     bins = bin_of(facts["score"].to_numpy())
     order = np.lexsort((facts["draw"].to_numpy(), bins))
-    place = np.arange(len(order)) - np.searchsorted(bins[order], bins[order])
-    return order[place < EXAMPLES]
+    rank = np.arange(len(order)) - np.searchsorted(bins[order], bins[order])
+    return order[rank < EXAMPLES]
 
 
 def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:

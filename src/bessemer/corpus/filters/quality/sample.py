@@ -88,12 +88,12 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
             yield from zip(keys(names, "sample", settings.seed).tolist(), names.tolist(), texts, strict=True)
 
     for side in SIDES:
-        drawn = dict[bytes, str]()
+        sample = dict[bytes, str]()
         for _, name, text in nsmallest(settings.documents, documents(getattr(settings, side))):
             # Two files of examples may have one identity for two texts. Take the smaller text, for any order of the files.
-            drawn.setdefault(name, prefix(text, settings.read_bytes))
-        num_drawn += len(drawn)
-        for name, text in sorted(drawn.items(), reverse=True):
+            sample.setdefault(name, prefix(text, settings.read_bytes))
+        num_drawn += len(sample)
+        for name, text in sorted(sample.items(), reverse=True):
             by_text[text][side] = name
     # A text of both classes is an example of neither.
     unique = {side: {one[side]: text for text, one in by_text.items() if [*one] == [side]} for side in SIDES}
@@ -167,9 +167,9 @@ def _examples(entry: str) -> Iterator[pa.Table]:
 
     Identities are hashes of path and place.
     """
-    (source, found), root = _find(entry), Path(entry).expanduser().name
+    (source, files), root = _find(entry), Path(entry).expanduser().name
     try:
-        parts = plan(source, found)
+        parts = plan(source, files)
     except InputError as error:
         reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
         raise InputError(f"corpus.quality: {entry}: {reason}") from None

@@ -171,8 +171,8 @@ def _measure(value: str) -> Measure:
     if argument:
 
         def counted(text: Statistics, settings: Any) -> Any:
-            of = count(text)(int(argument) if argument.isdecimal() else getattr(settings, argument))
-            return of / (total(text) or 1) if whole else of
+            value = count(text)(int(argument) if argument.isdecimal() else getattr(settings, argument))
+            return value / (total(text) or 1) if whole else value
 
         return counted
     if whole == "lines.total":

@@ -37,12 +37,12 @@ def entries(path: str, key: str) -> frozenset[str]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-        found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
+        lines = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: the list {path} cannot be read: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+    if not isinstance(lines, list) or not all(isinstance(entry, str) for entry in lines):
         raise InputError(f"{key}: {path} is not a JSON list of strings")
-    return frozenset(searchable(entry.strip()) for entry in found) - {""}
+    return frozenset(searchable(entry.strip()) for entry in lines) - {""}
 
 
 @cache
@@ -51,13 +51,13 @@ def language_file(path: str, language: str, key: str) -> str | None:
 
     Raises InputError if `path` is missing.
     """
-    place = Path(path)
-    if place.is_file():
+    file = Path(path)
+    if file.is_file():
         return path
-    if not place.is_dir():
+    if not file.is_dir():
         raise InputError(f"{key}: {path} is neither a file nor a folder of word lists")
     names = [language, f"{language}.txt", f"{language}.json", f"ldnoobw-{language}.txt"]
-    return next((str(place / name) for name in names if (place / name).is_file()), None)
+    return next((str(file / name) for name in names if (file / name).is_file()), None)
 
 
 def judge_url(url: str, settings: Limits) -> Reject | None:
@@ -76,8 +76,8 @@ def judge_url(url: str, settings: Limits) -> Reject | None:
     if domains := listed("domains"):
         labels = _host(small).split(".")
         above = (".".join(labels[first:]) for first in range(len(labels) - 1))
-        if found := next((domain for domain in above if domain in domains), None):
-            return Reject("refinedweb.domain", found)
+        if match := next((domain for domain in above if domain in domains), None):
+            return Reject("refinedweb.domain", match)
     if listed("urls") & {small, small.rstrip("/"), small.partition("://")[2].rstrip("/")}:
         return Reject("refinedweb.url", small)
     if hard := words & listed("url_words"):
@@ -85,8 +85,8 @@ def judge_url(url: str, settings: Limits) -> Reject | None:
     if len(soft := words & listed("url_soft_words")) >= settings.min_url_soft_words:
         return Reject("refinedweb.url_soft_words", ", ".join(sorted(soft)))
     joined = OTHERS.sub("", small)
-    if found := next((part for part in _substrings(listed("url_substrings")) if part in joined), None):
-        return Reject("refinedweb.url_substring", found)
+    if match := next((part for part in _substrings(listed("url_substrings")) if part in joined), None):
+        return Reject("refinedweb.url_substring", match)
     return None
 
 
@@ -138,12 +138,12 @@ def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, 
 @cache
 def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
     """Return the entries as tuples of words, grouped by their first word."""
-    found: dict[str, set[tuple[str, ...]]] = {}
+    phrases: dict[str, set[tuple[str, ...]]] = {}
     for entry in entries(file, key):
         words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))
         if words:
-            found.setdefault(words[0], set()).add(words)
-    return found
+            phrases.setdefault(words[0], set()).add(words)
+    return phrases
 
 
 def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:

@@ -42,7 +42,7 @@ def _filter(title: str, *sets: str) -> type[RuleSet]:
     bases = (RuleSet, *(LIMITS[name] for name in sets))
     facts = {"name": sets[0] if len(sets) == 1 else title.lower(), "sets": sets, "__module__": __name__}
     return new_class(
-        title, bases, exec_body=lambda made: made.update(facts, __doc__=f"The rules {' and '.join(sets)}.")
+        title, bases, exec_body=lambda body: body.update(facts, __doc__=f"The rules {' and '.join(sets)}.")
     )
 
 

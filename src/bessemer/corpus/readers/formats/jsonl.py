@@ -130,8 +130,8 @@ def inspect_head(head: bytes, name: str, source: Source) -> Inspection:
         return Inspection(reason="wrong_format", detail=f"binary data, not JSON: a NUL at character {nul}")
     if name.lower().endswith(TABLE_SUFFIXES):
         columns = delimited.header(io.StringIO(text, newline=""))[0]
-        if found := tuple(key for key in keys if columns.count(key) == 1):
-            return Inspection("csv", found)
+        if fields := tuple(key for key in keys if columns.count(key) == 1):
+            return Inspection("csv", fields)
         detail = f"a table with {no_text('column', keys[0], columns)}"
         if (count := columns.count(keys[0])) > 1:
             detail = f"a table with {count} columns named {keys[0]!r}; rename all but one"
@@ -143,11 +143,11 @@ def inspect_head(head: bytes, name: str, source: Source) -> Inspection:
     with suppress(ValueError):  # the last record of the beginning may be incomplete
         values = itertools.islice(_json_values([text]), SAMPLED)
         records += (value for _, value, _ in values if isinstance(value, dict))
-    found = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
+    fields = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
     return Inspection(
         "values" if text[0] == "[" or is_wide or _is_pretty(text) else "lines",
-        found if records else keys,
-        "" if found or not records else no_text("field", keys[0], named(records[0])),
+        fields if records else keys,
+        "" if fields or not records else no_text("field", keys[0], named(records[0])),
     )
 
 

@@ -84,8 +84,8 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
                 yield _article(key, etree.fromstring(_PAGE + raw, parser), size, max_characters, prefixes)
             except etree.XMLSyntaxError as error:
                 reason = "not_utf8" if error.code == etree.ErrorTypes.ERR_INVALID_ENCODING else "bad_record"
-                place = f"line {line + (error.lineno or 1) - 1}"
-                yield Document(key, size, reason=reason, detail=f"{place}: {error.msg}"[:300])
+                position = f"line {line + (error.lineno or 1) - 1}"
+                yield Document(key, size, reason=reason, detail=f"{position}: {error.msg}"[:300])
             size, line = 0, line + raw.count(b"\n")
     if num_bytes and not number:
         yield Document("0!", 0, reason="wrong_format", detail="no <page> of a MediaWiki dump in UTF-8; exclude it")

@@ -184,8 +184,8 @@ def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
     Crawlers store decoded bodies with the headers of their codings, so a coding that does not fit is skipped if the body is
     markup. Content before the damage is kept. Raises NotText.
     """
-    found = _BLANK_LINE.search(block)
-    start = found.end() if found else len(block)
+    match = _BLANK_LINE.search(block)
+    start = match.end() if match else len(block)
     head, body, damage, problem = block[:start], block[start:], "", ""
     length = headers.get("Content-Length") or ""
     if length.isdecimal() and len(body) < int(length) and not headers.get("Transfer-Encoding"):
