@@ -33,13 +33,11 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     if not isinstance(value, dict):
         return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     keys = text_keys(source.text_key)
-    holders = [field_in(value, one) for one in keys]
-    holder, name = next((field for field in holders if field[0] is not None), (None, ""))
+    pairs = [field_in(value, one) for one in keys]
+    holder, name = next((field for field in pairs if field[0] is not None), (None, ""))
     if holder is None:
         return Document(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
-    text = (
-        _joined([fields and fields[of] for fields, of in holders], source) if source.joins_fields else holder.pop(name)
-    )
+    text = _joined([fields and fields[of] for fields, of in pairs], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
             if source.pair_keys is None and isinstance(text, str) and text.lstrip()[:1] == "[":
