@@ -218,9 +218,9 @@ class TextDataset:
             raise InputError(
                 f"{names[0]} is defined in a notebook, so only one local worker can use it; move it to a file"
             )
-        made = TextDataset(changed)
-        made.recipe(Path("documents"))
-        return made
+        copy = TextDataset(changed)
+        copy.recipe(Path("documents"))
+        return copy
 
     def __repr__(self) -> str:
         names = ", ".join(source["name"] for source in self.keys.get("sources", ()))

@@ -52,9 +52,9 @@ def train_model(
     if tokens is not None:
         if tokens.tables and {"corpus", "tokenizer"} & values.keys():
             say("  the corpus and tokenizer of the tokens replace those of the recipe")
-        place = run_table(tokens.path) if tokens.path is not None else {}
+        table = run_table(tokens.path) if tokens.path is not None else {}
         values = with_keys(
-            {**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables
+            {**table, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables
         )
     for one in callbacks:
         require_part("callbacks", one)

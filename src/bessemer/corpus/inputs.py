@@ -61,8 +61,8 @@ def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | N
         for files in (built, contents_of(listings_of(recipe.corpus)))
     )
     changed = {key for key in before.keys() & now.keys() if before[key] != now[key]}
-    found = {"missing": before.keys() - now.keys(), "changed": changed, "added": now.keys() - before.keys()}
-    return {word: sorted(name for _, name in keys) for word, keys in found.items()}
+    names = {"missing": before.keys() - now.keys(), "changed": changed, "added": now.keys() - before.keys()}
+    return {word: sorted(name for _, name in keys) for word, keys in names.items()}
 
 
 def digest_of_contents(recipe: Recipe, files: Contents) -> str:
@@ -73,7 +73,7 @@ def digest_of_contents(recipe: Recipe, files: Contents) -> str:
 def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
     """Return the `inputs_digest` for known listings."""
     facts = attrgetter("path", "size", "mtime_ns", "etag")
-    files = {name: [facts(file) for file in found.read] for name, found in listings.items()}
+    files = {name: [facts(file) for file in listing.read] for name, listing in listings.items()}
     return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
 
 
@@ -85,21 +85,21 @@ def _settings(corpus: Corpus) -> dict[str, Any]:
 
 def _other_inputs(corpus: Corpus) -> list[Any]:
     """Return digests of all inputs except sources: models, evaluation sets, code of extensions, earlier corpora."""
-    found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
-    found += [find("filters", one.use).digest for one in corpus.filters]
+    facts: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
+    facts += [find("filters", one.use).digest for one in corpus.filters]
     readers = (find("readers", source.format) for source in corpus.sources if source.format is not None)
-    found += [reader.digest for reader in readers if not reader.is_built_in]
-    found += [find("global_steps", one.use).digest for one in corpus.steps]
+    facts += [reader.digest for reader in readers if not reader.is_built_in]
+    facts += [find("global_steps", one.use).digest for one in corpus.steps]
     if corpus.language.identify:
-        found.append(_content(language.model_path(corpus.language.model)))
-    found += [_content(Path(one.path).expanduser()) for one in corpus.contamination.sets]
+        facts.append(_content(language.model_path(corpus.language.model)))
+    facts += [_content(Path(one.path).expanduser()) for one in corpus.contamination.sets]
     if corpus.quality.on:
         from bessemer.corpus.filters.quality import classify
 
-        found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
+        facts.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:
-        found.append([(path.name, filesystem.version(path)[0]) for path in earlier_files(folder)])
-    return found
+        facts.append([(path.name, filesystem.version(path)[0]) for path in earlier_files(folder)])
+    return facts
 
 
 def _content(path: Path) -> list[str]:
@@ -110,17 +110,17 @@ def _content(path: Path) -> list[str]:
 
 def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str, Found]:
     """Apply `find` to each source and return the results by name. Raises one InputError with the problems of all sources."""
-    found, problems = dict[str, Found](), list[str]()
+    results, problems = dict[str, Found](), list[str]()
     for source in corpus.sources:
         try:
-            found[source.name] = find(source)
+            results[source.name] = find(source)
         except FileChanged:
             raise
         except InputError as error:
             problems.append(str(error))
     if problems:
         raise InputError("\n".join(dict.fromkeys(problems)))
-    return found
+    return results
 
 
 def listings_of(corpus: Corpus) -> dict[str, Listing]:

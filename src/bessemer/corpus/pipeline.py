@@ -119,19 +119,19 @@ def _build(
     _publish(corpus, tasks, funnels, steps)
     _count_not_read(funnels, listings)
     total = totals(funnels.values())
-    meant = described([*filters_of(corpus), *list_steps(corpus)], total["rejected"])
-    _check_not_empty(funnels, {"reasons": meant})
+    meanings = described([*filters_of(corpus), *list_steps(corpus)], total["rejected"])
+    _check_not_empty(funnels, {"reasons": meanings})
     with staging(run.corpus) as staged:
-        place = begin_publishing(run.corpus, made_of, corpus.storage)
-        written = assemble(tasks, place or staged)
+        target = begin_publishing(run.corpus, made_of, corpus.storage)
+        written = assemble(tasks, target or staged)
         statistics = {
             "version": inputs.VERSION,
             "sources": [funnels[name].to_json() for name in sorted(funnels)],
             "totals": total,
             **{name: done["statistics"] for name, done in steps.items() if done["statistics"] is not None},
         }
-        if meant:
-            statistics["reasons"] = meant
+        if meanings:
+            statistics["reasons"] = meanings
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, [funnel.cleaned for funnel in funnels.values()])
         for name in steps:
@@ -140,8 +140,8 @@ def _build(
         kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
             write_json(staged / inputs.CONTENTS, files)
-        if place is not None:
-            kept |= end_publishing(place, made_of, written)
+        if target is not None:
+            kept |= end_publishing(target, made_of, written)
         mark_stage(staged, made_of, content=content, version=inputs.VERSION, **kept)
     return total
 
@@ -186,8 +186,8 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
     known = {os.path.realpath(file.path) for files in listings.values() for file in files.read}
     for name, files in listings.items():
         for file in files.other:
-            if (place := os.path.realpath(file.path)) not in known:
-                known.add(place)
+            if (path := os.path.realpath(file.path)) not in known:
+                known.add(path)
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
@@ -201,9 +201,9 @@ def _check(funnel: Funnel, filters: Sequence[Filter], steps: Steps) -> None:
     funnel.steps = chain.list_step_counts(funnel.cleaned, filters)
     left = funnel.cleaned.passed
     for name, done in steps.items():
-        gone = sum(funnel.published[chain.REJECTED][reason] for reason in done["rejected"])
-        funnel.steps.append({"step": name, "documents_in": left, "rejected": gone})
-        left -= gone
+        losses = sum(funnel.published[chain.REJECTED][reason] for reason in done["rejected"])
+        funnel.steps.append({"step": name, "documents_in": left, "rejected": losses})
+        left -= losses
 
 
 def _contamination(corpus: Corpus, tallies: Sequence[chain.Tally]) -> list[dict[str, Any]]:

@@ -119,26 +119,26 @@ def _powers(table: pa.Table) -> Counter[str]:
     return Counter(map(str, np.frexp(np.maximum(table["characters"].to_numpy(), 1))[1] - 1))
 
 
-def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
-    """Copy the parts of all buckets to documents/ and rejected/ below `place`, a local or remote folder.
+def assemble(tasks: Sequence[PublishBucket], folder: AnyPath) -> dict[str, int]:
+    """Copy the parts of all buckets to documents/ and rejected/ below `folder`, a local or remote folder.
 
-    `tasks` are in the order of their sources. Returns the size of each file by its path below `place`.
+    `tasks` are in the order of their sources. Returns the size of each file by its path below `folder`.
     """
     written: dict[str, int] = {}
     outputs = [receipt["outputs"] for receipt in each(stage_facts, [task.folder for task in tasks])]
     for kind, columns in WRITTEN_COLUMNS.items():
-        make_folder(place / kind)
+        make_folder(folder / kind)
         ordered = [
             (task.folder / name, sizes[name])
             for task, sizes in zip(tasks, outputs, strict=True)
             for name in sorted(sizes) if name.startswith(f"{kind}/")
         ]  # fmt: skip
-        copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
+        copy_files([(part, folder / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
         written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
         if not ordered:  # write an empty part, so that readers find the columns
             empty = io.BytesIO()
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
-            written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
+            written[f"{kind}/{part_name(0)}"] = (folder / kind / part_name(0)).write_bytes(empty.getvalue())
     return written
 
 

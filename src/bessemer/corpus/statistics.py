@@ -102,13 +102,13 @@ def add_examples(examples: Examples, more: Examples) -> None:
 def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the meaning and advice for reasons that belong to filters and global steps (`parts`) of the recipe."""
     of_name = {one.name: one for one in parts}
-    found = {}
+    result = {}
     for reason in dict.fromkeys(reasons):
         name, _, word = reason.partition(".")
         if reason not in REASONS and (one := of_name.get(name)) is not None:
             first = (type(one).__doc__ or "").strip().partition("\n")[0]
-            found[reason] = {"meaning": one.reasons.get(word, first), "advice": one.advice}
-    return found
+            result[reason] = {"meaning": one.reasons.get(word, first), "advice": one.advice}
+    return result
 
 
 def meaning(statistics: Mapping[str, Any], reason: str) -> str:
@@ -128,9 +128,9 @@ def where(example: dict[str, Any]) -> str:
     """Describe the location of an example for a person: file, and row or byte."""
     if example.get("url"):
         return f"{example['url']} in {example['path']}"
-    place = re.sub(r"^(\d+):(\d+)$", r"row group \1, row \2", example.get("place", ""))
-    place = re.sub(r"^(\d+)$", r"byte \1", place)
-    return ", ".join(filter(None, (example["path"], place)))
+    position = re.sub(r"^(\d+):(\d+)$", r"row group \1, row \2", example.get("place", ""))
+    position = re.sub(r"^(\d+)$", r"byte \1", position)
+    return ", ".join(filter(None, (example["path"], position)))
 
 
 def where_and_why(example: dict[str, Any]) -> str:
@@ -140,7 +140,7 @@ def where_and_why(example: dict[str, Any]) -> str:
 
 def ordered(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of reasons in the order of the checks."""
-    known = {reason: place for place, reason in enumerate(REASONS)}
+    known = {reason: index for index, reason in enumerate(REASONS)}
     before = known["contaminated"] - 0.5  # place of the recipe's filters
     return {reason: counts[reason] for reason in sorted(counts, key=lambda reason: (known.get(reason, before), reason))}
 

@@ -116,12 +116,12 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     files, path = arrow_location(url, source)
     scheme, path = url.partition("://")[0], path.rstrip("/")
     folder = "/".join(takewhile(lambda part: not {"*", "?"} & set(part), path.split("/")))
-    found = [files.get_file_info(folder)]
-    if not found[0].is_file:
-        found = files.get_file_info(fs.FileSelector(folder, recursive=True))
+    infos = [files.get_file_info(folder)]
+    if not infos[0].is_file:
+        infos = files.get_file_info(fs.FileSelector(folder, recursive=True))
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", "**" if folder == path else path)
     pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
-    for info in found:
+    for info in infos:
         if info.is_file and pattern.fullmatch(info.path):
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
@@ -235,14 +235,14 @@ class _RemoteFile(io.RawIOBase):
         return int(target)
 
 
-def require_writable(place: AnyPath) -> None:
+def require_writable(path: AnyPath) -> None:
     """Raise AccessError or BessemerError if no file can be created in a folder, or in its nearest existing parent."""
-    there = place if isinstance(place, StorePath) else next(one for one in (place, *place.parents) if one.exists())
+    there = path if isinstance(path, StorePath) else next(one for one in (path, *path.parents) if one.exists())
     try:
         (there / ".writable").write_bytes(b"1")
         (there / ".writable").unlink(missing_ok=True)
     except OSError as error:
-        raise AccessError(f"{place}: {there} cannot be written ({error.strerror}); choose another folder") from None
+        raise AccessError(f"{path}: {there} cannot be written ({error.strerror}); choose another folder") from None
 
 
 @cache

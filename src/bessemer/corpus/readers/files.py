@@ -69,7 +69,7 @@ def find(source: Source) -> list[File]:
 
 def listing(source: Source) -> Listing:
     """Return the files of a source, and the other files in its folders. Raises InputError like `find`."""
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     other: dict[str, File] = {}
     base = str(base_folder(source.paths))
     for pattern in source.paths:
@@ -79,7 +79,7 @@ def listing(source: Source) -> Listing:
             if not is_named and is_excluded(file.name, source.exclude):
                 continue
             if file.is_regular and (is_named or is_wanted(source, file)):
-                matched, found[file.name] = True, file
+                matched, files[file.name] = True, file
             elif not pattern.startswith(PLACEHOLDER):
                 other[file.name] = file
         if not matched:
@@ -88,7 +88,7 @@ def listing(source: Source) -> Listing:
                 f"corpus.sources.{source.name}: {pattern}: no visible file of {kind}; change paths or "
                 "format, or set suffixes to the endings of text files"
             )
-    return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
+    return Listing([files[name] for name in sorted(files)], [other[name] for name in sorted({*other} - {*files})])
 
 
 def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
@@ -224,9 +224,9 @@ def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
     """
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):
-        found = stage_files(stage, "documents") if (stage / "documents").exists() else []
-        if found := [path for path in found if path.suffix == ".parquet"]:
-            return found
+        paths = stage_files(stage, "documents") if (stage / "documents").exists() else []
+        if paths := [path for path in paths if path.suffix == ".parquet"]:
+            return paths
     if here := sorted(root.glob("*.parquet")):
         return [*here]
     raise InputError(
