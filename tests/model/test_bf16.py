@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +88,34 @@ def test_gates_are_within_rounding() -> None:
     assert kernels.swiglu(torch.tensor([[torch.nan, 1.0, -100.0, 2.0]]).bfloat16())[0].isnan().tolist() == [True, False]
 
 
-def heads(joined: torch.Tensor, rotates: bool, fused: bool) -> torch.Tensor:
+def heads(joined: torch.Tensor, *norms: torch.Tensor, rotates: bool, fused: bool) -> torch.Tensor:
     """Return queries, keys and values concatenated; `fused` uses the one kernel."""
     length = joined.shape[1]
     rotation = rotary_cos_sin(torch.arange(length), Rope(100.0, 8), length, joined.dtype) if rotates else None
     if fused:
-        split = kernels.split_heads(joined, rotation)
+        split = kernels.split_heads(joined, rotation, norms or None, 1e-5)
         assert split is not None
         return torch.cat([part.flatten() for part in split])
     q, k, v = joined.split([3, 1, 1], dim=-2)
     parts = [q.flatten(2, 3), k.squeeze(-2), v.squeeze(-2)]
+    if norms:
+        parts[:2] = (kernels.rms_norm(part, norm, 1e-5) for part, norm in zip(parts[:2], norms, strict=True))
     if rotation is not None:
         parts[:2] = (kernels.rotate(part, rotation) for part in parts[:2])
     return torch.cat([part.transpose(1, 2).flatten() for part in parts])
 
 
 @pytest.mark.parametrize("rotates", [True, False])
-def test_heads_are_split_and_rotated(rotates: bool) -> None:
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads_are_split_normalised_and_rotated(rotates: bool, normed: bool) -> None:
     joined = drawn(
-        2, 70, 3, 5, 12
+        2, 270, 3, 5, 12
     ).bfloat16()  # 3 groups of 3 queries, one key and one value; 8 of 12 dimensions rotate
-    found = errors(lambda x: heads(x, rotates, fused=True), lambda x: heads(x, rotates, fused=False), joined)
-    assert max(found) < ROUNDING / 2 if rotates else found == [0.0, 0.0]
-    assert max(errors(*[lambda x: heads(x, rotates, fused=False)] * 2, joined)) < ROUNDING / 2
+    norms = [drawn(12, seed=seed).float() for seed in (1, 2)] if normed else []
+    fused, separate = (partial(heads, rotates=rotates, fused=fused) for fused in (True, False))
+    found = errors(fused, separate, joined, *norms)
+    assert max(found) < ROUNDING / 2 if rotates or normed else found == [0.0, 0.0]
+    assert max(errors(separate, separate, joined, *norms)) < ROUNDING
 
 
 @pytest.mark.parametrize("causal", [True, False])

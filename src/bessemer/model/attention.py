@@ -255,7 +255,7 @@ class Attention(nn.Module):
         self.qkv = nn.Parameter(torch.empty(facts.shapes["attention.qkv"]))
         self.qkv_bias = joint_bias(facts, "attention.qkv")
         self.out = linear_layer(facts, "attention.out")
-        self.norm_all_heads = config.qk_norm == "full"
+        self.norm_all_heads, self.norm_eps = config.qk_norm == "full", config.norm_eps
         self.q_norm, self.k_norm = (
             nn.Identity() if config.qk_norm == "none" else RMSNorm(shape[0], config.norm_eps, config.zero_centred_norm)
             for shape in (facts.shapes.get(f"attention.{name}.weight", (None,)) for name in ("q_norm", "k_norm"))
@@ -277,8 +277,14 @@ class Attention(nn.Module):
         """Return queries (B, H, T, K), keys and values (B, G, T, K), with queries and keys normalised and rotated."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
-        if isinstance(self.q_norm, nn.Identity) and (heads := split_heads(joined_BTGRK, rotation)) is not None:
-            return heads
+        if not self.norm_all_heads:
+            norms = (
+                None
+                if isinstance(self.q_norm, nn.Identity)
+                else (self.q_norm.scale(joined_BTGRK), self.k_norm.scale(joined_BTGRK))
+            )
+            if (heads := split_heads(joined_BTGRK, rotation, norms, self.norm_eps)) is not None:
+                return heads
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
         if self.norm_all_heads:

@@ -12,7 +12,7 @@ Shapes: M rows (tokens), D width, F hidden width, N heads of all sequences, C qu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -109,51 +109,61 @@ def turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor
     """
     batch, length, heads, width = x_BTHK.shape
     out_BHTK = x_BTHK.new_empty(batch, heads, length, width)
-    x_ME, out_LK = x_BTHK.reshape(batch * length, heads * width), out_BHTK.flatten(0, 2)
+    x_ME, none = x_BTHK.reshape(batch * length, heads * width), np.empty(0, np.float32)
     _by_rows(
-        kernels.move_heads, batch * length, 2 * x_BTHK.numel(), _bits(x_ME), 0, heads, heads, _bits(out_LK), length,
-        *_angles(cos, sin), np.float32(direction), True,
+        kernels.split_heads, batch * length, 2 * x_BTHK.numel(), _bits(x_ME), 0, heads, heads, _bits(out_BHTK.flatten(0, 2)),
+        length, *_angles(cos, sin), np.float32(direction), none, np.float32(0),
     )  # fmt: skip
     return out_BHTK.transpose(1, 2)
 
 
 class NarrowHeads(torch.autograd.Function):
-    """Split and rotate the joint matmul of queries, keys and values in bf16.
+    """Split the joint matmul of queries, keys and values in bf16, and normalise and rotate queries and keys.
 
-    Maps (B, T, G, R + 2, K) to rotated queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are those
-    of `turned`, and without columns nothing is rotated.
+    Maps (B, T, G, R + 2, K) to queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are those of `turned`,
+    and without columns nothing is rotated. The weights of the norms are (K,), or without elements for no norm.
     """
 
     @staticmethod
-    def forward(ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
+    def forward(
+        ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        joined_BTGEK = joined_BTGEK.contiguous()
+        ctx.save_for_backward(joined_BTGEK if len(q_weight) else None, cos, sin, q_weight, k_weight)
+        ctx.eps = eps
         batch, length, groups, each, width = joined_BTGEK.shape
         heads_of = groups * (each - 2), groups, groups
         q, k, v = (joined_BTGEK.new_empty(batch, heads, length, width) for heads in heads_of)
-        _move_joined(joined_BTGEK.contiguous(), (q, k, v), cos, sin, 1.0, is_split=True)
+        for arguments in _parts(joined_BTGEK, (q, k, v), cos, sin, q_weight, k_weight, eps):
+            _by_rows(kernels.split_heads, batch * length, 2 * joined_BTGEK.numel() // each, *arguments)
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = (x.contiguous() for x in gradients)
+        x_BTGEK, cos, sin, *weights = ctx.saved_tensors
         batch, heads, length, width = q.shape
         joined_BTGEK = q.new_empty(batch, length, k.shape[1], heads // k.shape[1] + 2, width)
-        cos, sin = ctx.saved_tensors
-        _move_joined(joined_BTGEK, (q, k, v), cos, sin, -1.0, is_split=False)
-        return joined_BTGEK, None, None
+        rows, x_ME = batch * length, _bits((joined_BTGEK if x_BTGEK is None else x_BTGEK).view(batch * length, -1))
+        totals = [torch.zeros(-(-rows // SUM_ROWS), len(weight)) for weight in (*weights, q.new_empty(0))]
+        parts = _parts(joined_BTGEK, (q, k, v), cos, sin, *weights, ctx.eps)
+        for arguments, sums in zip(parts, totals, strict=True):
+            _by_rows(kernels.join_heads, rows, 2 * q.numel(), *arguments, x_ME, sums.numpy(), block=SUM_ROWS)
+        q_sum, k_sum = (sums.sum(dim=0).to(weight.dtype) for sums, weight in zip(totals, weights, strict=False))
+        return joined_BTGEK, None, None, q_sum, k_sum, None
 
 
-def _move_joined(
-    joined_BTGEK: Tensor, parts: tuple[Tensor, ...], cos: Tensor, sin: Tensor, direction: float, is_split: bool
-) -> None:
+def _parts(
+    joined_BTGEK: Tensor, parts: tuple[Tensor, ...], cos: Tensor, sin: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
+) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+    """Yield the arguments that `split_heads` and `join_heads` share, for queries, keys and values."""
     batch, length, groups, each = joined_BTGEK.shape[:4]
     joined_ME, angles = _bits(joined_BTGEK.view(batch * length, -1)), _angles(cos, sin)
-    none = np.empty((1, 0), np.float32)
-    for first, part in zip((0, each - 2, each - 1), parts, strict=True):
-        is_value = first == each - 1
-        _by_rows(
-            kernels.move_heads, batch * length, 2 * part.numel(), joined_ME, first, part.shape[1] // groups, each,
-            _bits(part.flatten(0, 2)), length, *((none, none) if is_value else angles), np.float32(direction), is_split,
+    flat, none = np.empty((1, 0), np.float32), joined_BTGEK.new_empty(0)
+    for first, part, weight in zip((0, each - 2, each - 1), parts, (q_weight, k_weight, none), strict=True):
+        yield (
+            joined_ME, first, part.shape[1] // groups, each, _bits(part.flatten(0, 2)), length,
+            *((flat, flat) if first == each - 1 else angles), np.float32(1), weight.detach().float().numpy(), np.float32(eps),
         )  # fmt: skip
 
 

@@ -165,41 +165,83 @@ def gate_backward(first: int, last: int, gradient: Bits, gate_up: Bits, gate_up_
 
 
 @_compiled
-def _turn(
-    x: Bits, at: Any, out: Bits, to: Any, width: Any, half: Any, cos: Floats, sin: Floats, angle: Any, direction: Any
-) -> None:
-    for j in range(half):
-        a, b, c, s = widen(x[at + j]), widen(x[at + half + j]), cos[angle + j], sin[angle + j] * direction
-        out[to + j] = narrow(a * c - b * s)
-        out[to + half + j] = narrow(b * c + a * s)
-    for j in range(half + half, width):
-        out[to + j] = x[at + j]
-
-
-@_compiled
-def move_heads(
+def split_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
-    sin: Floats, direction: Any, is_split: bool,
+    sin: Floats, direction: Any, weight: Floats, eps: Any,
 ) -> None:  # fmt: skip
-    """Rotate heads and move them from rows of tokens, (B T, all heads of a token), to rows of heads, (B H T, K), or back.
+    """Normalise and rotate heads, and move them from rows of tokens, (B T, all heads of a token), to rows of heads, (B H T, K).
 
-    Of every `each` heads in a token's row, the `count` heads from number `head` are those in `by_head`. Indices are
-    unsigned: for signed ones numba checks for negative indexing, which prevents vectorisation.
+    Of every `each` heads in a token's row, the `count` heads from number `head` are those in `by_head`. Without columns,
+    `weight` normalises nothing, and cosines and sines rotate nothing. Indices are unsigned: for signed ones numba checks for
+    negative indexing, which prevents vectorisation.
     """
-    width, half = by_head.shape[1], cos.shape[1]
-    heads = by_token.shape[1] // (each * width) * count
-    tokens_1, heads_1 = by_token.reshape(-1), by_head.reshape(-1)
-    cos_1, sin_1 = cos.reshape(-1), sin.reshape(-1)
+    width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
+    heads = by_token.shape[1] // (each * by_head.shape[1]) * count
+    tokens_1, heads_1, cos_1, sin_1 = by_token.reshape(-1), by_head.reshape(-1), cos.reshape(-1), sin.reshape(-1)
+    values = np.empty(width, np.float32)
     for row in range(first, last):
         batch, token = row // length, row % length
         angle = np.uint64((row if len(cos) > length else token) * half)
         for number in range(heads):
-            at = np.uint64(row * by_token.shape[1] + (number // count * each + head + number % count) * width)
-            to = np.uint64(((batch * heads + number) * length + token) * width)
-            if is_split:
-                _turn(tokens_1, at, heads_1, to, np.uint64(width), np.uint64(half), cos_1, sin_1, angle, direction)
-            else:
-                _turn(heads_1, to, tokens_1, at, np.uint64(width), np.uint64(half), cos_1, sin_1, angle, direction)
+            at = np.uint64(
+                row * by_token.shape[1] + (number // count * each + head + number % count) * by_head.shape[1]
+            )
+            to = np.uint64(((batch * heads + number) * length + token) * by_head.shape[1])
+            for j in range(width):
+                values[j] = widen(tokens_1[at + j])
+            if len(weight):
+                total = np.float32(0)
+                for j in range(width):
+                    total += values[j] * values[j]
+                factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+                for j in range(width):
+                    values[j] *= factor * weight[j]
+            for j in range(half):
+                a, b, c, s = values[j], values[half + j], cos_1[angle + j], sin_1[angle + j] * direction
+                heads_1[to + j] = narrow(a * c - b * s)
+                heads_1[to + half + j] = narrow(b * c + a * s)
+            for j in range(half + half, width):
+                heads_1[to + j] = narrow(values[j])
+
+
+@_compiled
+def join_heads(
+    first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
+    sin: Floats, direction: Any, weight: Floats, eps: Any, x: Bits, sums: Floats,
+) -> None:  # fmt: skip
+    """Compute the gradient of `split_heads`: of its input x into `by_token`, and of its weight into `sums`, from `by_head`."""
+    width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
+    heads = by_token.shape[1] // (each * by_head.shape[1]) * count
+    tokens_1, heads_1, cos_1, sin_1 = by_token.reshape(-1), by_head.reshape(-1), cos.reshape(-1), sin.reshape(-1)
+    x_1, slopes = x.reshape(-1), np.empty(width, np.float32)
+    for row in range(first, last):
+        batch, token, block = row // length, row % length, row // SUM_ROWS
+        angle = np.uint64((row if len(cos) > length else token) * half)
+        for number in range(heads):
+            to = np.uint64(
+                row * by_token.shape[1] + (number // count * each + head + number % count) * by_head.shape[1]
+            )
+            at = np.uint64(((batch * heads + number) * length + token) * by_head.shape[1])
+            for j in range(half):
+                a, b, c, s = widen(heads_1[at + j]), widen(heads_1[at + half + j]), cos_1[angle + j], sin_1[angle + j]
+                slopes[j] = a * c + b * s * direction
+                slopes[half + j] = b * c - a * s * direction
+            for j in range(half + half, width):
+                slopes[j] = widen(heads_1[at + j])
+            if len(weight):
+                total = dot = np.float32(0)
+                for j in range(width):
+                    value = widen(x_1[to + j])
+                    total += value * value
+                    dot += slopes[j] * weight[j] * value
+                factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+                shrink = factor * factor * factor * dot / np.float32(width)
+                for j in range(width):
+                    value = widen(x_1[to + j])
+                    sums[block, j] += slopes[j] * value * factor
+                    slopes[j] = slopes[j] * weight[j] * factor - value * shrink
+            for j in range(width):
+                tokens_1[to + j] = narrow(slopes[j])
 
 
 @_compiled

@@ -218,17 +218,21 @@ def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
     return torch.split(x_BTHK, [half, half, x_BTHK.shape[-1] - 2 * half], dim=-1)
 
 
-def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Split and rotate a joint matmul in one kernel, or return None if that kernel does not apply.
+def split_heads(
+    joined_BTGEK: Tensor, rotation: Rotation | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Split a joint matmul, and normalise and rotate its queries and keys in one kernel; None if that kernel does not apply.
 
-    Returns queries (B, H, T, K), and keys and values (B, G, T, K). E is R + 2.
+    `norms` are the factors of an RMSNorm over each head of queries and of keys, both (K,). Returns queries (B, H, T, K), and
+    keys and values (B, G, T, K). E is R + 2.
     """
-    if not runs_bf16(joined_BTGEK, *(rotation or ())):
+    if not runs_bf16(joined_BTGEK, *(rotation or ()), *(norms or ())):
         return None
     from bessemer.model import bf16
 
     none = joined_BTGEK.new_empty(1, 0, dtype=torch.float32)
-    return bf16.NarrowHeads.apply(joined_BTGEK, *(rotation or (none, none)))  # type: ignore[no-any-return, no-untyped-call]
+    arguments = *(rotation or (none, none)), *(norms or (none[0], none[0])), eps
+    return bf16.NarrowHeads.apply(joined_BTGEK, *arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def heads_first(x_BTHK: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
 from bessemer.model.sublayers import JOINT
-from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decode_slices, format_of, put_unless
+from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decode_slices, format_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -89,7 +89,7 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
     # Pairs of a direction and the weight that it updates, by shape.
     waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
     for name, weight, direction in directed:
-        put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
+        weight.mul_(1.0 - _rate(group) * group["weight_decay"])
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
             stack = waiting.setdefault(matrix_RC.shape, [])
@@ -115,20 +115,30 @@ def muon_sharded(
 
     for number, update in owner_updates(weights, direction_of, update_of):
         shard = local(weights[number])
-        put_unless(group["skip"], shard, shard.mul(1.0 - group["lr"] * group["weight_decay"]).add_(update))
+        shard.mul_(1.0 - _rate(group) * group["weight_decay"]).add_(update)
 
 
 def nesterov(moment: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction."""
-    averaged = moment.lerp(gradient, 1.0 - group["muon_momentum"])
-    put_unless(group["skip"], moment, averaged)
-    return gradient.lerp(averaged, group["muon_momentum"])
+    """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction.
+
+    A skipped update takes the moment as its gradient, which leaves the moment unchanged and the direction finite.
+    """
+    gradient = torch.where(group["skip"].bool(), moment, gradient)
+    moment.lerp_(gradient, 1.0 - group["muon_momentum"])
+    return gradient.lerp_(moment, group["muon_momentum"])
+
+
+def _rate(group: dict[str, Any]) -> Tensor:
+    """Return the learning rate as a scalar on the device, 0 for a skipped update."""
+    rate: Tensor = (1.0 - group["skip"].double()) * group["lr"]
+    return rate
 
 
 def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     directions = [direction for direction, _ in stack]
     rows, columns = directions[0].shape
-    size = group["lr"] * update_scale(rows, columns)
     dtype = torch.bfloat16 if directions[0].is_cuda else group["dtype"]
-    for (_, target), update in zip(stack, orthogonalise(torch.stack(directions), dtype), strict=True):
-        put_unless(group["skip"], target, target.add(update.reshape(target.shape).to(target.dtype), alpha=-size))
+    updates = orthogonalise(torch.stack(directions), dtype).to(directions[0].dtype)
+    updates.mul_(-update_scale(rows, columns) * _rate(group))
+    for (_, target), update in zip(stack, updates, strict=True):
+        target.add_(update.reshape(target.shape))
