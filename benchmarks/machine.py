@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import tomllib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,3 +61,15 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def parse_keys(pairs: Iterable[str]) -> dict[str, Any]:
+    """Return the keys and values of KEY=VALUE pairs, in which values are TOML; what is no TOML is a string."""
+    values = dict[str, Any]()
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        try:
+            values[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = text
+    return values

@@ -278,11 +278,8 @@ class Attention(nn.Module):
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         if not self.norm_all_heads:
-            norms = (
-                None
-                if isinstance(self.q_norm, nn.Identity)
-                else (self.q_norm.scale(joined_BTGRK), self.k_norm.scale(joined_BTGRK))
-            )
+            has_norms = not isinstance(self.q_norm, nn.Identity)
+            norms = (self.q_norm.scale(joined_BTGRK), self.k_norm.scale(joined_BTGRK)) if has_norms else None
             if (heads := split_heads(joined_BTGRK, rotation, norms, self.norm_eps)) is not None:
                 return heads
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)

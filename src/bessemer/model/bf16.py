@@ -102,26 +102,11 @@ class NarrowGate(torch.autograd.Function):
         return gate_up_grad
 
 
-def turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Return heads rotated (direction 1) or rotated back (-1), in memory order (B, H, T, K).
-
-    Cosines and sines are (T, 1, P/2) or (B, T, 1, P/2).
-    """
-    batch, length, heads, width = x_BTHK.shape
-    out_BHTK = x_BTHK.new_empty(batch, heads, length, width)
-    x_ME, none = x_BTHK.reshape(batch * length, heads * width), np.empty(0, np.float32)
-    _by_rows(
-        kernels.split_heads, batch * length, 2 * x_BTHK.numel(), _bits(x_ME), 0, heads, heads, _bits(out_BHTK.flatten(0, 2)),
-        length, *_angles(cos, sin), np.float32(direction), none, np.float32(0),
-    )  # fmt: skip
-    return out_BHTK.transpose(1, 2)
-
-
 class NarrowHeads(torch.autograd.Function):
     """Split the joint matmul of queries, keys and values in bf16, and normalise and rotate queries and keys.
 
-    Maps (B, T, G, R + 2, K) to queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are those of `turned`,
-    and without columns nothing is rotated. The weights of the norms are (K,), or without elements for no norm.
+    Maps (B, T, G, R + 2, K) to queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are (T, 1, P/2)
+    or (B, T, 1, P/2), and without columns nothing is rotated. The weights of the norms are (K,), or without elements for no norm.
     """
 
     @staticmethod
@@ -163,7 +148,7 @@ def _parts(
     for first, part, weight in zip((0, each - 2, each - 1), parts, (q_weight, k_weight, none), strict=True):
         yield (
             joined_ME, first, part.shape[1] // groups, each, _bits(part.flatten(0, 2)), length,
-            *((flat, flat) if first == each - 1 else angles), np.float32(1), weight.detach().float().numpy(), np.float32(eps),
+            *((flat, flat) if first == each - 1 else angles), weight.detach().float().numpy(), np.float32(eps),
         )  # fmt: skip
 
 

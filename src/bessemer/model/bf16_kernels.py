@@ -167,7 +167,7 @@ def gate_backward(first: int, last: int, gradient: Bits, gate_up: Bits, gate_up_
 @_compiled
 def split_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
-    sin: Floats, direction: Any, weight: Floats, eps: Any,
+    sin: Floats, weight: Floats, eps: Any,
 ) -> None:  # fmt: skip
     """Normalise and rotate heads, and move them from rows of tokens, (B T, all heads of a token), to rows of heads, (B H T, K).
 
@@ -197,7 +197,7 @@ def split_heads(
                 for j in range(width):
                     values[j] *= factor * weight[j]
             for j in range(half):
-                a, b, c, s = values[j], values[half + j], cos_1[angle + j], sin_1[angle + j] * direction
+                a, b, c, s = values[j], values[half + j], cos_1[angle + j], sin_1[angle + j]
                 heads_1[to + j] = narrow(a * c - b * s)
                 heads_1[to + half + j] = narrow(b * c + a * s)
             for j in range(half + half, width):
@@ -207,7 +207,7 @@ def split_heads(
 @_compiled
 def join_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
-    sin: Floats, direction: Any, weight: Floats, eps: Any, x: Bits, sums: Floats,
+    sin: Floats, weight: Floats, eps: Any, x: Bits, sums: Floats,
 ) -> None:  # fmt: skip
     """Compute the gradient of `split_heads`: of its input x into `by_token`, and of its weight into `sums`, from `by_head`."""
     width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
@@ -224,8 +224,8 @@ def join_heads(
             at = np.uint64(((batch * heads + number) * length + token) * by_head.shape[1])
             for j in range(half):
                 a, b, c, s = widen(heads_1[at + j]), widen(heads_1[at + half + j]), cos_1[angle + j], sin_1[angle + j]
-                slopes[j] = a * c + b * s * direction
-                slopes[half + j] = b * c - a * s * direction
+                slopes[j] = a * c + b * s
+                slopes[half + j] = b * c - a * s
             for j in range(half + half, width):
                 slopes[j] = widen(heads_1[at + j])
             if len(weight):

@@ -257,10 +257,6 @@ class _Rotate(torch.autograd.Function):
 
 def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     # The memory order is by head, as attention reads it.
-    if runs_bf16(x_BTHK, cos, sin):
-        from bessemer.model import bf16
-
-        return bf16.turned(x_BTHK, cos, sin, direction)
     batch, length, heads, width = x_BTHK.shape
     out_BTHK = x_BTHK.new_empty(batch, heads, length, width).transpose(1, 2)
     first, second, rest = _halves(x_BTHK, cos)
