@@ -20,6 +20,7 @@
   machine: in 3 minutes on 750 MB of code, 512, 2,048 and 4,096 tokens per step reached 2.588, 2.412 and 2.377 bits per byte
   in 1,832, 766 and 373 steps. If the text is the limit, at most a 4,000th, because more updates then cost nothing: 20 epochs
   of 50 kB of prose reached 2.366 with 512 tokens per step and 3.058 with 1,024.
+- Optimizer: Muon for the hidden matrices, and AdamW with a faster embedding for the rest, if the recipe sets no key of it.
 - Schedule: wsd, half of it decay. Its stable phase does not depend on the number of steps, so the run can end on time.
 """
 
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 
 from bessemer.common.console import counted, size
 from bessemer.recipe import Recipe
+from bessemer.train.update_rule import AdamW, Muon
 
 MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
 HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
@@ -43,6 +45,8 @@ MIN_LENGTH, MIN_SEQUENCES = 16, 32
 # and 1.809, 1.758 and 1.957 of code (1.854).
 MAX_EPOCHS, DECAY_PER_EPOCH, DECAY, MAX_DECAY = 20.0, 0.15, 0.1, 1.0
 UPDATES_OF_TIME, UPDATES, MIN_BATCH_TOKENS = 400, 4000, 512
+# From benchmarks/results/ablations.json: short runs gain from fast embeddings and a short memory of gradients.
+MUON = {"kind": "muon", "embedding_rate": 8.0, "betas": (0.8, 0.95), "muon_momentum": 0.9}
 STEPS_SHARE = 0.92  # approximate share of train.minutes spent in steps; the rest is validation and saving
 
 
@@ -260,8 +264,11 @@ class _Derivation:
             batch = length << max(math.floor(math.log2(max(most, MIN_BATCH_TOKENS) / length)), 0)
             self._set("train", f"about {tokens / batch:,.0f} updates", global_batch_tokens=batch)
         epochs, keys = tokens / max(self._unique, 1), train.optimizer.model_fields_set
+        if not keys:
+            self._set("train.optimizer", "better models than AdamW in the same minutes", **MUON)
         if epochs > 1.5 and "weight_decay" not in keys:
-            decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
+            share = 1.0 if keys else AdamW.rate / Muon.rate  # weights are forgotten over as many steps
+            decay = round(max(min(DECAY_PER_EPOCH * epochs, MAX_DECAY) * share, DECAY), 2)
             embeddings = {} if "decay_embeddings" in keys else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)

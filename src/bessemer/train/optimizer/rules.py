@@ -41,7 +41,8 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon updates the
     hidden matrices, and AdamW the rest. `rate` is the group's learning rate as a multiple of the run's. The decoupled weight
-    decay is multiplied by the group's learning rate.
+    decay is multiplied by the group's learning rate, but not by `embedding_rate`, so that embeddings are forgotten over as many
+    steps as matrices.
     """
     named = dict(model.named_parameters())
     tied = model.config.is_tied
@@ -54,10 +55,9 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
         kind = kind_of(name, parameter)
         rule = config.rule if kind == "matrix" else config.rest_rule
         decayed = kind == "matrix" or (kind in ("embedding", "head") and config.decay_embeddings)
-        rate = config.embedding_rate if kind == "embedding" and not tied else 1.0
-        if "muon_rate" in rule.keys:
-            rate *= config.muon_rate
-        transferred = _width_rate(kind, rule, config, model.config.width)
+        own = config.embedding_rate if kind == "embedding" and not tied else 1.0
+        transferred = own * _width_rate(kind, rule, config, model.config.width)
+        rate = config.muon_rate if "muon_rate" in rule.keys else 1.0
         decay = config.weight_decay / transferred if decayed else 0.0
         collected.setdefault((kind, rule, decay, rate * transferred), []).append(name)
     return [
