@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +42,23 @@ def run(text: Path, place: Path, sets: list[str]) -> dict[str, Any]:
         command += ["--set", value]
     subprocess.run(command, cwd=place, check=True)
     (folder,) = (path.parent for path in place.glob("*/evaluation.json"))
-    derived, plan, scores, stages = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("derived", "plan", "evaluation", "stages")
+    basis, plan, scores, stages = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("basis", "plan", "evaluation", "stages")
     )
-    chosen = {
-        f"{choice['table']}.{key}": value for choice in derived["choices"] for key, value in choice["values"].items()
-    }
+    train = tomllib.loads((folder / "recipe.toml").read_text())["train"]
     seconds = {stage["name"]: round(stage["seconds"], 1) for stage in stages["stages"]}
     return {
         "text": text.name,
-        "clean_bytes": derived["basis"]["text_bytes"],
+        "clean_bytes": basis["basis"]["text_bytes"],
         "parameters": plan["parameters"],
-        "announced_minutes": chosen.get("train.minutes"),
+        "announced_minutes": train.get("minutes"),
         "trained_minutes": round(seconds["train"] / 60, 2),
         "seconds": seconds,
         "bits_per_byte": round(scores["bits_per_byte"], 4),
         "ngram_bits_per_byte": round(scores["ngram"]["bits_per_byte"], 4),
         "held_out_bytes": scores["held_out_bytes"],
         "ahead": scores["bits_per_byte"] < scores["ngram"]["bits_per_byte"],
-        "derived": chosen,
+        "optimizer": train["optimizer"],
     }
 
 
