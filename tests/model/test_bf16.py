@@ -93,7 +93,7 @@ def heads(joined: torch.Tensor, *norms: torch.Tensor, rotates: bool, fused: bool
     length = joined.shape[1]
     rotation = rotary_cos_sin(torch.arange(length), Rope(100.0, 8), length, joined.dtype) if rotates else None
     if fused:
-        split = kernels.split_heads(joined, rotation, norms or None, 1e-5)
+        split = kernels.split_heads(joined, rotation, norms, 1e-5)
         assert split is not None
         return torch.cat([part.flatten() for part in split])
     q, k, v = joined.split([3, 1, 1], dim=-2)

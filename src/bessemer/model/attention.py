@@ -120,16 +120,15 @@ def _one_document(
 
 
 def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, start: int) -> Tensor:
-    """Compute attention of the queries at start, start + 1, ... over the keys that any of them sees."""
+    """Compute attention of the queries at start, start + 1, ... over the keys that any of them sees, by a mask.
+
+    With a soft cap, the backward pass recomputes the scores instead of storing them.
+    """
     end, length = start + q_BHCK.shape[2], k_BGTK.shape[2]
     first, last = spec.keys_of(start, end, length)
     index = torch.arange(length, device=q_BHCK.device)
     allowed_CN = spec.allows(index[start:end, None], index[first:last])
-    return _masked(q_BHCK, k_BGTK[:, :, first:last], v_BGTK[:, :, first:last], allowed_CN, spec)
-
-
-def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
-    """Compute attention with a boolean mask. With a soft cap, the backward pass recomputes the scores instead of storing them."""
+    k_BGNK, v_BGNK = k_BGTK[:, :, first:last], v_BGTK[:, :, first:last]
     if not spec.soft_cap:
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGNK, v_BGNK, attn_mask=allowed_CN, scale=spec.scale, enable_gqa=q_BHCK.shape[1] != k_BGNK.shape[1]
@@ -278,8 +277,7 @@ class Attention(nn.Module):
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         if not self.norm_all_heads:
-            has_norms = not isinstance(self.q_norm, nn.Identity)
-            norms = (self.q_norm.scale(joined_BTGRK), self.k_norm.scale(joined_BTGRK)) if has_norms else None
+            norms = tuple(norm.scale(joined_BTGRK) for norm in (self.q_norm, self.k_norm) if isinstance(norm, RMSNorm))
             if (heads := split_heads(joined_BTGRK, rotation, norms, self.norm_eps)) is not None:
                 return heads
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bessemer.common.environment import num_cores
 from bessemer.model import bf16_kernels as kernels
-from bessemer.model.bf16_kernels import SUM_ROWS, Bits, Floats
+from bessemer.model.bf16_kernels import SUM_ROWS, Bits
 
 MIN_ELEMENTS = 1 << 15  # minimum elements per thread; waking a thread for fewer is not worth it
 
@@ -35,11 +35,8 @@ def _bits(x: Tensor) -> Bits:
 
 def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
     """Call kernel(first, last, ...) on ranges of all rows, in multiples of `block` rows, on torch's threads."""
-    parts = min(torch.get_num_threads(), max(elements // MIN_ELEMENTS, 1), -(-rows // block))
-    if parts <= 1:
-        kernel(0, rows, *arguments)
-        return
     blocks = -(-rows // block)
+    parts = max(min(torch.get_num_threads(), elements // MIN_ELEMENTS, blocks), 1)
     ends = [min(blocks * part // parts * block, rows) for part in range(parts + 1)]
     pool = _pool(os.getpid())
     others = [pool.submit(kernel, ends[part], ends[part + 1], *arguments) for part in range(1, parts)]
@@ -126,15 +123,15 @@ class NarrowHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = (x.contiguous() for x in gradients)
-        x_BTGEK, cos, sin, *weights = ctx.saved_tensors
+        x_BTGEK, cos, sin, q_weight, k_weight = ctx.saved_tensors
         batch, heads, length, width = q.shape
         joined_BTGEK = q.new_empty(batch, length, k.shape[1], heads // k.shape[1] + 2, width)
         rows, x_ME = batch * length, _bits((joined_BTGEK if x_BTGEK is None else x_BTGEK).view(batch * length, -1))
-        totals = [torch.zeros(-(-rows // SUM_ROWS), len(weight)) for weight in (*weights, q.new_empty(0))]
-        parts = _parts(joined_BTGEK, (q, k, v), cos, sin, *weights, ctx.eps)
+        totals = [torch.zeros(-(-rows // SUM_ROWS), len(weight)) for weight in (q_weight, k_weight, q.new_empty(0))]
+        parts = _parts(joined_BTGEK, (q, k, v), cos, sin, q_weight, k_weight, ctx.eps)
         for arguments, sums in zip(parts, totals, strict=True):
             _by_rows(kernels.join_heads, rows, 2 * q.numel(), *arguments, x_ME, sums.numpy(), block=SUM_ROWS)
-        q_sum, k_sum = (sums.sum(dim=0).to(weight.dtype) for sums, weight in zip(totals, weights, strict=False))
+        q_sum, k_sum, _ = (sums.sum(dim=0).to(q_weight.dtype) for sums in totals)
         return joined_BTGEK, None, None, q_sum, k_sum, None
 
 
@@ -143,19 +140,14 @@ def _parts(
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
     """Yield the arguments that `split_heads` and `join_heads` share, for queries, keys and values."""
     batch, length, groups, each = joined_BTGEK.shape[:4]
-    joined_ME, angles = _bits(joined_BTGEK.view(batch * length, -1)), _angles(cos, sin)
+    joined_ME = _bits(joined_BTGEK.view(batch * length, -1))
+    angles = [x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin)]  # each (T, P/2) or (B T, P/2)
     flat, none = np.empty((1, 0), np.float32), joined_BTGEK.new_empty(0)
     for first, part, weight in zip((0, each - 2, each - 1), parts, (q_weight, k_weight, none), strict=True):
         yield (
             joined_ME, first, part.shape[1] // groups, each, _bits(part.flatten(0, 2)), length,
-            *((flat, flat) if first == each - 1 else angles), weight.detach().float().numpy(), np.float32(eps),
+            *([flat, flat] if first == each - 1 else angles), weight.detach().float().numpy(), np.float32(eps),
         )  # fmt: skip
-
-
-def _angles(cos: Tensor, sin: Tensor) -> tuple[Floats, Floats]:
-    """Return cosines and sines as NumPy arrays, each (T, P/2) or (B T, P/2)."""
-    cos_RP, sin_RP = (x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin))
-    return cos_RP, sin_RP
 
 
 class NarrowAttention(torch.autograd.Function):
@@ -186,8 +178,7 @@ class NarrowAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (q, k, v, out, log_sum), (gradient,) = ctx.saved_tensors, gradients
         num_queries, seen = q.shape[2], k.shape[2]
-        q, gradient, out, log_sum = (_padded(x, NarrowAttention.PADDED) for x in (q, gradient, out, log_sum))
-        k, v = (_padded(x, NarrowAttention.PADDED) for x in (k, v))
+        q, gradient, out, log_sum, k, v = map(_padded, (q, gradient, out, log_sum, k, v))
         length, width = q.shape[2:]
         groups, keys = k.shape[1], k.shape[2]
         count, repeats = len(k) * groups, q.shape[1] // groups
@@ -219,9 +210,9 @@ class NarrowAttention(torch.autograd.Function):
         return q_grad.view(q.shape)[:, :, :num_queries], k_grad, v_grad, None, None
 
 
-def _padded(x_BHT: Tensor, multiple: int) -> Tensor:
-    """Pad the tokens (dimension 2) with zeros to a multiple of `multiple`."""
-    extra = -x_BHT.shape[2] % multiple
+def _padded(x_BHT: Tensor) -> Tensor:
+    """Pad the tokens (dimension 2) with zeros to a multiple of PADDED."""
+    extra = -x_BHT.shape[2] % NarrowAttention.PADDED
     return F.pad(x_BHT, (0, 0) * (x_BHT.dim() - 3) + (0, extra)) if extra else x_BHT
 
 

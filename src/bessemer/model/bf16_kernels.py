@@ -254,7 +254,7 @@ def softmax_backward(
     Rows are queries, `queries` per head, of which the first is number `first_query` of its document. `seen` is the number
     of keys without padding. `rests` holds the part of the scores lost by rounding, which the exponential would amplify. The
     product of `gradient` and `out`, both of the attention's output, is subtracted from each weight's gradient (Dao et al.
-    2022, "FlashAttention", appendix B.2). Indices are unsigned as in `move_heads`.
+    2022, "FlashAttention", appendix B.2). Indices are unsigned as in `split_heads`.
     """
     keys, width = np.uint64(scores.shape[1]), np.uint64(out.shape[1])
     scores_1, rests_1, slopes_1 = scores.reshape(-1), rests.reshape(-1), slopes.reshape(-1)

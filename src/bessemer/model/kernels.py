@@ -156,8 +156,6 @@ class _RMSNorm(torch.autograd.Function):
         product = torch.mul(gradient, x)
         rows_MD, scale_M = product.flatten(0, -2), scale.flatten()
         weight_grad = torch.mv(rows_MD.T, scale_M) if ctx.needs_input_grad[1] else None
-        if not ctx.needs_input_grad[0]:
-            return None, weight_grad, None
         dot = torch.mv(rows_MD, weight_D).view(scale.shape)
         shrink = scale.pow(3).mul_(dot).div_(x.shape[-1])
         x_grad = torch.mul(gradient, weight_D, out=product).mul_(scale).addcmul_(x, shrink, value=-1)
@@ -205,8 +203,7 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     unchanged (partial rotary positions).
     """
     if is_eager_cpu(x_BTHK, *rotation):
-        angles = rotation if runs_bf16(x_BTHK, *rotation) else (part.to(x_BTHK.dtype) for part in rotation)
-        return _Rotate.apply(x_BTHK, *angles)  # type: ignore[no-any-return, no-untyped-call]
+        return _Rotate.apply(x_BTHK, *rotation)  # type: ignore[no-any-return, no-untyped-call]
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
     first, second, rest = _halves(x_BTHK, cos)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
@@ -219,14 +216,14 @@ def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
 
 
 def split_heads(
-    joined_BTGEK: Tensor, rotation: Rotation | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0
+    joined_BTGEK: Tensor, rotation: Rotation | None, norms: tuple[Tensor, ...] = (), eps: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Split a joint matmul, and normalise and rotate its queries and keys in one kernel; None if that kernel does not apply.
 
-    `norms` are the factors of an RMSNorm over each head of queries and of keys, both (K,). Returns queries (B, H, T, K), and
+    `norms` has the factors of an RMSNorm over each head of queries and of keys, both (K,), or nothing. Returns queries (B, H, T, K), and
     keys and values (B, G, T, K). E is R + 2.
     """
-    if not runs_bf16(joined_BTGEK, *(rotation or ()), *(norms or ())):
+    if not runs_bf16(joined_BTGEK, *(rotation or ()), *norms):
         return None
     from bessemer.model import bf16
 

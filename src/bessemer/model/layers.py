@@ -55,24 +55,18 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.scale(x), self.eps)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), computed in fp32 (fp64 for fp64)."""
 
-    def __init__(self, width: int, eps: float, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(upcast(x), self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(upcast(input)).to(input.dtype)
 
 
 def norm(config: ModelConfig) -> nn.Module:
     """Return a norm over the width, of the kind that the configuration has."""
     if config.norm == "rms":
         return RMSNorm(config.width if config.norm_weight else None, config.norm_eps, config.zero_centred_norm)
-    return LayerNorm(config.width, config.norm_eps, config.norm_bias)
+    return LayerNorm(config.width, config.norm_eps, bias=config.norm_bias)
 
 
 # Activations by the names of `recipe.model.Activation`, and tanh.
@@ -94,10 +88,7 @@ def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtyp
     amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
     angles = rope.direction * positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    cos, sin = angles.cos(), angles.sin()
-    if amplitude != 1.0:
-        cos, sin = cos * amplitude, sin * amplitude
-    return cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
+    return (angles.cos() * amplitude).to(wide)[..., None, :], (angles.sin() * amplitude).to(wide)[..., None, :]
 
 
 def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:

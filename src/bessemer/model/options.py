@@ -168,13 +168,12 @@ class ModelOptions:
         if self.positions == "rotary" and width % 2:
             part = "" if self.rotary_fraction == 1 else f", of which {width} dimensions are rotated"
             raise InputError(f"model: head_dim is {self.head_dim}{part}; rotary positions need an even number")
-        for key in SCALINGS:
-            scaling: RotaryScaling | None = getattr(self, key)
-            if scaling is not None and scaling.kind == "dynamic" and width == 2:
+        scalings = {key: scaling for key in SCALINGS if (scaling := getattr(self, key)) is not None}
+        for key, scaling in scalings.items():
+            if scaling.kind == "dynamic" and width == 2:
                 raise InputError(f"model.{key}: dynamic positions need heads with more than 2 rotated dimensions")
-            if scaling is None or scaling.kind != "longrope":
-                continue
-            if not len(scaling.short_factor) == len(scaling.long_factor) == width // 2:
+            counts = len(scaling.short_factor), len(scaling.long_factor)
+            if scaling.kind == "longrope" and counts != (width // 2, width // 2):
                 raise InputError(f"model.{key}: short_factor and long_factor must have {width // 2} values each")
 
     @property

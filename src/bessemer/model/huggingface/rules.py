@@ -176,13 +176,6 @@ QUERY_SCALAR = ConfigRule(
     },
     write=lambda config: {"query_pre_attn_scalar": config.query_scalar or config.head_dim},
 )
-SCALE_ATTENTION = ConfigRule(  # GPT-2's switch
-    ("scale_attn_weights",),
-    lambda settings, values: {"query_scalar": 0 if settings.flag("scale_attn_weights", True) else 1},
-    lambda config: {"scale_attn_weights": not config.query_scalar},
-    unless(lambda c: c.query_scalar in (0, 1), "query_scalar = {0.query_scalar}"),
-    ("query_scalar",),
-)
 
 
 def soft_cap(option: str, key: str, default: float) -> ConfigRule:
@@ -266,23 +259,32 @@ def _windows(
     return {"window": width, **_pattern(types)}
 
 
-def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
-    used, first = settings.flag("use_sliding_window", False), settings.integer("max_window_layers", 28, min_value=0)
-    width = settings.integer("sliding_window", 4096) if used and not settings.is_null("sliding_window") else 0
-    keys = "use_sliding_window and sliding_window give"
-    return _windows(settings, values, width, lambda layer: width and layer >= first, keys)
+def _switched_windows(default: int, has_window: Callable[[ForeignConfig, Values, int], object]) -> ConfigRule:
+    """Return the rule for windows that use_sliding_window switches on, in layers by layer_types or else by `has_window`.
+
+    `default` is the window if config.json lacks the key; 0 for none.
+    """
+
+    def read(settings: ForeignConfig, values: Values) -> Values:
+        is_set = settings.raw("sliding_window") is not None or (default and "sliding_window" not in settings)
+        is_used = settings.flag("use_sliding_window", False) and is_set
+        width = settings.integer("sliding_window", default) if is_used else 0
+        keys = "use_sliding_window and sliding_window give"
+        return _windows(settings, values, width, lambda layer: width and has_window(settings, values, layer), keys)
+
+    def write(config: ModelConfig) -> Values:
+        if not config.window:
+            return {}
+        values = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
+        return values | {"layer_types": _write_layer_types(config)}
+
+    keys = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+    return ConfigRule(keys, read, write, free=("window",))
 
 
-# Layers from max_window_layers on have a window, unless layer_types states the kind of each layer.
-QWEN_WINDOWS = ConfigRule(
-    ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
-    _read_qwen_windows,
-    lambda config: {
-        "use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0,
-        "layer_types": _write_layer_types(config),
-    } if config.window else {},
-    free=("window",),
-)  # fmt: skip
+QWEN_WINDOWS = _switched_windows(
+    4096, lambda settings, values, layer: layer >= settings.integer("max_window_layers", 28, min_value=0)
+)
 
 
 def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
@@ -339,23 +341,13 @@ NO_ROPE_LAYERS = ConfigRule(  # SmolLM3: layers without rotary positions
 )
 
 
-def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
-    width = 0 if settings.raw("sliding_window") is None else settings.integer("sliding_window")
-    if not width or not settings.flag("use_sliding_window", False):
-        return {"window": 0}
-    every, unrotated = values["unrotated_every"], values["unrotated_layers"]
-    has_window = lambda layer: layer in unrotated or (every and (layer + 1) % every == 0)  # noqa: E731
-    return _windows(settings, values, width, has_window, "sliding_window gives")
-
-
-SMOLLM_WINDOWS = ConfigRule(  # windows in the layers without rotary positions, unless layer_types states the layers
-    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
-    _read_smollm_windows,
-    lambda config: (
-        {"layer_types": _write_layer_types(config), "use_sliding_window": config.window > 0}
-        | ({"sliding_window": config.window} if config.window else {})
+# SmolLM3: layers without rotary positions have a window.
+SMOLLM_WINDOWS = _switched_windows(
+    0,
+    lambda settings, values, layer: (
+        layer in values["unrotated_layers"]
+        or (values["unrotated_every"] and (layer + 1) % values["unrotated_every"] == 0)
     ),
-    free=("window",),
 )
 
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,11 @@ def hub_tensors(
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     if model.config.is_tied:
         parameters.pop("head.weight", None)
-    joint_values: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, whose views follow one another
 
-    def values_of(path: str) -> Tensor:
-        kind = path.rpartition(".")[2]
-        if kind in ("weight", "bias"):
-            return value(path, parameters[path])
-        if joint_values.get(kind, ("",))[0] != path:
-            joint_values.pop(kind, None)  # frees its memory before the next one is read
-            joint_values[kind] = (path, value(path, parameters[path]))
-        return joint_values[kind][1]
+    def read(path: str) -> Tensor:
+        return value(path, parameters[path])
 
+    read_joint = lru_cache(maxsize=2)(read)  # the views of a joint parameter and of its bias follow one another
     pairs = [(theirs, ours, False) for ours, theirs in names.outer_tensors.items()]
     for layer in range(len(model.blocks)):
         prefix = names.layer_prefix.format(layer)
@@ -118,7 +113,7 @@ def hub_tensors(
     for theirs, ours, transposed in pairs:
         for name, path, indices in _tensors_of_module(theirs, ours):
             if path in parameters:
-                whole, is_bias = values_of(path), name.endswith("bias")
+                whole, is_bias = (read_joint if indices else read)(path), name.endswith("bias")
                 parts = tuple(whole[index] for index in indices) or (whole,)
                 yield HubTensor(name, path, parts, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
 
