@@ -56,17 +56,13 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
-    """Return the planner's input for a recipe (see `goal_of`)."""
-    return goal_of(recipe, *planned_sizes(recipe), model=model, is_open=is_open)
+    """Return the planner's input for a recipe (see `goal_of`).
 
-
-def planned_sizes(recipe: Recipe) -> tuple[int, int]:
-    """Return the vocabulary size and the number of classes with which a recipe is planned.
-
-    They come from the recipe alone if the data is on another machine.
+    The vocabulary size and the number of classes come from the recipe alone if the data is on another machine.
     """
     folder = RunDirectory(recipe.run.folder).tokens
-    return summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
+    vocabulary, labels = summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
+    return goal_of(recipe, vocabulary, labels, model=model, is_open=is_open)
 
 
 def plan_request_of(

@@ -174,23 +174,19 @@ def with_held_out(recipe: Recipe, run: RunDirectory, ids: int | None = None) -> 
 def _machine(train: Train, processes: int) -> tuple[str, float]:
     """Return the device name and the FLOP/s that a training step reaches over all processes."""
     from bessemer.train import device as devices
-
-    device = devices.choose(train)
-    flops = GPU_UTILISATION * local_plan.peak_rate(device) if device.is_cuda else _probed(train)
-    return device.name, float(f"{flops * processes:.2g}")
-
-
-def _probed(train: Train) -> float:
-    """Measure the FLOP/s of a CPU in training steps of a small model."""
-    from bessemer.train import device as devices
     from bessemer.train import measure
     from bessemer.train.task import config_of
 
-    recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
-    config = config_of(recipe, PROBE_VOCABULARY, 0)
     device = devices.choose(train)
-    # The fastest step counts: a size derived while the machine was busy would stay for the whole run.
-    return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
+    if device.is_cuda:
+        flops = GPU_UTILISATION * local_plan.peak_rate(device)
+    else:  # measured in training steps of a small model
+        recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
+        config = config_of(recipe, PROBE_VOCABULARY, 0)
+        # The fastest step counts: a size derived while the machine was busy would stay for the whole run.
+        seconds = measure.step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
+        flops = flops_per_token(config) * 1024 / seconds
+    return device.name, float(f"{flops * processes:.2g}")
 
 
 def _bytes_here(recipe: Recipe) -> int:

@@ -103,7 +103,6 @@ def planned_run(
     if timing is not None and not planner.device.is_cuda:  # the machine may have been busy when its peak was measured
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
         planner = replace(planner, peak=max(planner.peak, rate))
-    fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None:
         for _ in range(2):  # steps and the time of validations depend on each other
             step_seconds = planner.plan(resolved, timing)["step_seconds"]
@@ -111,8 +110,8 @@ def planned_run(
             resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
         preflight.require_warmup(resolved)
     plan = {
-        **planner.plan(resolved, timing), "fits": fits, "precision": planner.device.precision.name,
-        "recomputed": planner.recomputed,
+        **planner.plan(resolved, timing), "fits": planner.memory(resolved).total < planner.free,
+        "precision": planner.device.precision.name, "recomputed": planner.recomputed,
         "model_config": planner.config.to_dict(), "measured_step_bytes": planner.step_bytes,
     }  # fmt: skip
     return plan, resolved

@@ -17,12 +17,11 @@ from statistics import median
 
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import drop_newer, iterate_verified
-from bessemer.common.console import say, warn
+from bessemer.common.console import say
 from bessemer.common.errors import InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.report import data
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.loader import open_loader
@@ -97,8 +96,7 @@ def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
     again = f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
     action = f"extended from the checkpoint of step {start:,}{again}"
     say(f"  {planned:,} planned steps become {steps:,}: {action}")
-    cause = f"train.steps: {planned} -> {steps}"
-    record(run.incidents, RECIPE_CHANGED, step=start, cause=cause, action=action)
+    record(run.incidents, RECIPE_CHANGED, step=start, cause=f"train.steps: {planned} -> {steps}", action=action)
 
 
 @contextmanager
@@ -124,13 +122,6 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
             f"checkpoint.mirror: {place} has the checkpoints of another run, and the restored copy was removed ({error}); choose "
             "another folder"
         ) from None
-
-
-def report_missing_lines(run: RunDirectory, done: list[int], log_every: int) -> None:
-    """Warn if metrics.jsonl lacks lines for steps before the newest checkpoint."""
-    trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
-    if lost := data.missing_lines(trained, done[-1], log_every):
-        warn(f"{run.metrics}: {lost}; the training continues, and the report leaves them out")
 
 
 def checkpoints_of(run: RunDirectory) -> list[int]:
@@ -163,9 +154,7 @@ def resolve(
         labels: Number of classes of a classifier.
         known: Token counts, as summary.num_tokens returns them.
     """
-    if stored is None:
-        return derive.resolve(recipe, vocabulary, labels, **known)
-    steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
+    steps = None if stored is None else _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
     return derive.resolve(recipe, vocabulary, labels, steps, **known)
 
 

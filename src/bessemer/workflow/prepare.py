@@ -39,7 +39,6 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
     is_finished = isinstance(decision, Resume) and decision.step == resolved.train.steps
     extended_from = None
     if stored is not None and done:
-        extend.report_missing_lines(run, done, stored.train.log_every)
         if isinstance(decision, resume_policy.Extend):
             extended_from = extend.extension_start(stored, resolved, run, store, done, decision.latest)
         recipe = recipe.changed(train={"steps": resolved.train.steps})

@@ -114,10 +114,9 @@ def corpus(session: Session, reads: bool = False) -> None:
 
     session.stage("corpus", work, current, result_line(read_json(statistics)) if current else "")
     reuse.say_where(session.run.corpus, session.recipe.corpus.storage)
-    if current:
-        return
-    for line in funnel_lines(read_json(statistics)):
-        say(f"            [dim]{escape(line)}[/]")
+    if not current:
+        for line in funnel_lines(read_json(statistics)):
+            say(f"            [dim]{escape(line)}[/]")
 
 
 FILLED = partial(derive.filled, record=True)  # sets all values and records their reasons
