@@ -220,8 +220,8 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Split a joint matmul, and normalise and rotate its queries and keys in one kernel; None if that kernel does not apply.
 
-    `norms` has the factors of an RMSNorm over each head of queries and of keys, both (K,), or nothing. Returns queries (B, H, T, K), and
-    keys and values (B, G, T, K). E is R + 2.
+    `norms` has the factors of an RMSNorm over each head of queries and of keys, both (K,), or nothing. Returns queries
+    (B, H, T, K), and keys and values (B, G, T, K). E is R + 2.
     """
     if not runs_bf16(joined_BTGEK, *(rotation or ()), *norms):
         return None
