@@ -98,13 +98,6 @@ class Chromium:
         self.mouse("mousePressed", x, y, 1)
         self.mouse("mouseReleased", x, y, 1)
 
-    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        self.mouse("mouseMoved", x, y)
-        self.mouse("mousePressed", x, y, 1)
-        for step in (0.3, 0.7, 1.0):
-            self.mouse("mouseMoved", x + step * (to_x - x), y + step * (to_y - y), 1)
-        self.mouse("mouseReleased", to_x, to_y, 1)
-
     def resize(self, width: int, height: int, mobile: bool = False) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 

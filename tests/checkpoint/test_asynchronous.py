@@ -205,14 +205,11 @@ def test_a_value_that_is_not_finite_is_found_in_any_block(
     kind = getattr(torch, dtype)
     largest = torch.finfo(kind).max
     for number, value in enumerate((largest, -largest, float("nan"), float("-inf"))):
-        tensor = torch.zeros(100)
-        tensor = tensor.to(torch.float64)
-        tensor[77] = value
-        path = tmp_path / str(number)
-        library.save_file({"a": torch.ones(100), "b": tensor.to(kind)}, path)
-        is_finite = not bool(
-            tensor.to(kind).to(torch.float64).isnan().any() or tensor.to(kind).to(torch.float64).isinf().any()
-        )
+        wide = torch.zeros(100, dtype=torch.float64)
+        wide[77] = value
+        tensor, path = wide.to(kind), tmp_path / str(number)
+        library.save_file({"a": torch.ones(100), "b": tensor}, path)
+        is_finite = bool(tensor.to(torch.float64).isfinite().all())
         found = files.scan(path)
         assert found.nonfinite == (None if is_finite else "b")
         assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

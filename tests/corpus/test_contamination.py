@@ -58,26 +58,23 @@ def test_every_item_is_found_where_it_was_planted_and_nowhere_else(quiz: Evaluat
         assert check(text[:start] + text[end:], index) is NO_OVERLAP
 
 
-def test_thirteen_equal_words_are_found_and_twelve_are_not(quiz: EvaluationSet) -> None:
-    index = build(settings(quiz))
-    words = sentence(3).split()
-    assert check("before " + " ".join(words[4:17]) + " after", index).items == {"quiz": (3,)}
-    assert not check("before " + " ".join(words[4:16]) + " after", index).items
-    assert check("before " + " ".join(words[4:16]) + " after", build(settings(quiz, ngram=12))).items == {"quiz": (3,)}
+QUESTION, ANSWER = sentence(3).split(), sentence(105, 9).split()
 
 
-def test_short_texts_are_found_as_a_whole(quiz: EvaluationSet) -> None:
-    index = build(settings(quiz))
-    answer = sentence(105, 9)
-    assert check(f"he said: {answer}!", index).items == {"quiz": (5,)}
-    assert not check(f"he said: {answer.rsplit(' ', 1)[0]}!", index).items
-    assert not check(f"he said: {answer}", build(settings(quiz, min_words=10))).items
-
-
-def test_the_share_of_an_item(quiz: EvaluationSet) -> None:
-    text = " ".join(sentence(3).split()[:16])  # 4 of the question's 8 n-grams, and not the answer: 4 of 9
-    assert check(text, build(settings(quiz, min_share=4 / 9))).items
-    assert not check(text, build(settings(quiz, min_share=0.45))).items
+@pytest.mark.parametrize(
+    ("words", "keys", "number"),
+    [
+        (QUESTION[4:17], {}, 3), (QUESTION[4:16], {}, None), (QUESTION[4:16], {"ngram": 12}, 3),  # 13 words by default
+        (ANSWER, {}, 5), (ANSWER[:-1], {}, None), (ANSWER, {"min_words": 10}, None),  # short texts as a whole
+        # 4 of the question's 8 n-grams, and not the answer: 4 of 9
+        (QUESTION[:16], {"min_share": 4 / 9}, 3), (QUESTION[:16], {"min_share": 0.45}, None),
+    ],
+)  # fmt: skip
+def test_settings_decide_what_is_found(
+    words: list[str], keys: dict[str, Any], number: int | None, quiz: EvaluationSet
+) -> None:
+    found = check(f"before {' '.join(words)} after", build(settings(quiz, **keys)))
+    assert found.items == ({} if number is None else {"quiz": (number,)})
 
 
 def test_an_ngram_of_two_sets_counts_for_both(tmp_path: Path, quiz: EvaluationSet) -> None:
@@ -180,24 +177,20 @@ def test_fields_with_lists_and_tables(tmp_path: Path) -> None:
     assert list(items(EvaluationSet(name="set", path=path, fields=["choices", "gold", "n"]))) == [["one", "two"]]
 
 
+LINES = [
+    b'{"q": "x"}\n{"q": \n', b"[1]\n", b'{"p": "x"}\n', b'{"q": "\xff"}\n', b"", b'{"q": "short"}\n', b"[" * 100_000 + b"\n", None,
+]  # fmt: skip
+DAMAGED = [(ending, b"\x1f\x8b\x08 not what it says") for ending in ("parquet", "jsonl.gz", "jsonl.zst")]
+
+
 @pytest.mark.parametrize(
-    "content",
-    [b'{"q": "x"}\n{"q": \n', b"[1]\n", b'{"p": "x"}\n', b'{"q": "\xff"}\n', b"", b'{"q": "short"}\n', b"[" * 100_000 + b"\n", None],
-    ids=lambda content: str(content)[:20],
-)  # fmt: skip
-def test_unusable_sets_are_errors(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "quiz.jsonl"
+    ("ending", "content"), [*(("jsonl", line) for line in LINES), *DAMAGED], ids=lambda x: str(x)[:20]
+)
+def test_unusable_sets_are_errors(tmp_path: Path, ending: str, content: bytes | None) -> None:
+    path = tmp_path / f"quiz.{ending}"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match="quiz"):
-        build(settings(EvaluationSet(name="quiz", path=str(path), fields=["q"])))
-
-
-@pytest.mark.parametrize("ending", ["parquet", "jsonl.gz", "jsonl.zst"])
-def test_damaged_set_files_are_errors(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"quiz.{ending}"
-    path.write_bytes(b"\x1f\x8b\x08 not what it says")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="quiz" if ending == "jsonl" else "cannot be read"):
         build(settings(EvaluationSet(name="quiz", path=str(path), fields=["q"])))
 
 

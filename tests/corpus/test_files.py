@@ -2,6 +2,7 @@ import bz2
 import os
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,11 +38,6 @@ def test_folders_are_read_recursively_by_suffix(data: Path) -> None:
     assert names(source(data, suffixes=[".py", ".md"])) == ["data/a/c.md", "data/a/d.py"]
 
 
-def test_a_file_named_in_full_is_read_with_any_suffix(data: Path) -> None:
-    touch(data, "a.log", "b.log")
-    assert names(source(data / "a.log")) == ["a.log"]
-
-
 def test_without_a_format_the_ending_decides(data: Path) -> None:
     touch(data, "a.TXT", "b.py", "c.xml", "dewiki-1-pages-articles.xml.bz2", "d.png", "e.jsonl.gz", "novel")
     (data / "tables.xml").write_text('<mediawiki version="0.10">\n  <page></page>\n</mediawiki>')
@@ -55,12 +51,6 @@ def test_without_a_format_the_ending_decides(data: Path) -> None:
         find(nothing)
 
 
-def test_globs_select_files(data: Path) -> None:
-    touch(data, "x/a.txt", "x/b.md", "y/c.txt")
-    assert names(source(data / "*" / "*.txt")) == ["x/a.txt", "y/c.txt"]
-    assert names(source(data / "**" / "*.md")) == ["x/b.md"]
-
-
 def test_names_do_not_depend_on_the_folder_of_the_data(tmp_path: Path) -> None:
     found = []
     for place in ("one", "two/deep"):
@@ -69,17 +59,25 @@ def test_names_do_not_depend_on_the_folder_of_the_data(tmp_path: Path) -> None:
     assert found[0] == found[1] == ["d/a.txt", "e/a.txt"]
 
 
-def test_skipped_file_names(data: Path) -> None:
-    touch(data, "a.js", "a.min.js", "node_modules/b.js", "src/vendor/c.js", "src/d.js", ".git/e.js")
-    found = names(source(data, format="code", exclude=["node_modules", "vendor", "*.min.js"]))
-    assert found == ["data/a.js", "data/src/d.js"]
-    assert names(source(data / "a.min.js", format="code", exclude=["*.min.js"])) == ["a.min.js"]  # named in full
+WEB = ("a.js", "a.min.js", "node_modules/b.js", "src/vendor/c.js", "src/d.js", ".git/e.js")
+CODE = {"format": "code", "exclude": ["node_modules", "vendor", "*.min.js"]}
 
 
-def test_a_file_named_twice_is_read_once(data: Path) -> None:
-    touch(data, "x/a.txt", "y/a.txt")
-    found = names(source(data, data / "x", data / "x" / "a.txt", data / "*" / "*.txt"))
-    assert found == ["data/x/a.txt", "data/y/a.txt"]
+@pytest.mark.parametrize(
+    ("files", "paths", "settings", "expected"),
+    [
+        (("a.log", "b.log"), ("a.log",), {}, ["a.log"]),  # any suffix, if named in full
+        (("x/a.txt", "x/b.md", "y/c.txt"), ("*/*.txt", "**/*.md"), {}, ["x/a.txt", "x/b.md", "y/c.txt"]),
+        (("x/a.txt", "y/a.txt"), ("", "x", "x/a.txt", "*/*.txt"), {}, ["data/x/a.txt", "data/y/a.txt"]),  # once each
+        (WEB, ("",), CODE, ["data/a.js", "data/src/d.js"]),
+        (WEB, ("a.min.js",), CODE, ["a.min.js"]),
+    ],
+)  # fmt: skip
+def test_paths_select_files(
+    data: Path, files: tuple[str, ...], paths: tuple[str, ...], settings: dict[str, Any], expected: list[str]
+) -> None:
+    touch(data, *files)
+    assert sorted(names(source(*(data / path for path in paths), **settings))) == expected
 
 
 def test_the_folders_of_python_and_two_files_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

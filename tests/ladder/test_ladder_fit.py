@@ -173,17 +173,6 @@ def test_no_other_optimiser_finds_a_lower_loss() -> None:
     assert 1e5 * found.objective == pytest.approx(lowest, rel=1e-4), "and another comes as low: it is the minimum"
 
 
-def test_derivatives_equal_finite_differences() -> None:
-    chance = np.random.default_rng(2)
-    place, x = chance.standard_normal((1, 5)) * 0.3, chance.standard_normal((7, 2))
-    _, slopes = predicted(place, x)
-    for number in range(5):
-        step = np.zeros(5)
-        step[number] = 1e-6
-        difference = (predicted(place + step, x)[0] - predicted(place - step, x)[0]) / 2e-6
-        assert slopes[0, :, number] == pytest.approx(difference[0], abs=1e-8)
-
-
 def test_one_outlier_changes_the_law_little() -> None:
     sizes, losses = runs(BESIROGLU, noise=0.002, seed=5)
     before = Law.of(fit(sizes, losses))

@@ -153,16 +153,6 @@ def test_a_streamed_export_equals_the_whole_one(family: str, tokenizer: tuple[Pa
     assert "not compared" in json.loads((tmp_path / "export" / "bessemer.json").read_text())["logits"]
 
 
-def test_transformers_loads_a_streamed_export(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
-    path, made = tokenizer
-    model = stirred(config(vocabulary=300)).eval()
-    named = dict(model.named_parameters())
-    stream(meta_model(model.config), lambda name: named[name].detach(), ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)  # fmt: skip
-    sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    check = exporting.verify(model, tmp_path / "export", sample, made, [("some text", made.encode("some text"))])
-    assert check.logits_max_difference < 1e-4
-
-
 def test_a_small_export_is_one_file_and_differences_are_errors(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path
 ) -> None:
