@@ -219,21 +219,18 @@ def litgpt(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     from litgpt.args import EvalArgs, TrainArgs  # type: ignore[import-not-found]
     from litgpt.data import DataModule  # type: ignore[import-not-found]
     from litgpt.pretrain import setup  # type: ignore[import-not-found]
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader
 
     _, encode = byte_pairs(arguments)
     ids = torch.from_numpy(training_ids(arguments, encode).astype("int32"))
-    rows = ids[: (len(ids) - 1) // LENGTH * LENGTH + 1].unfold(0, LENGTH + 1, LENGTH)
+    rows = ids[: (len(ids) - 1) // LENGTH * LENGTH + 1].unfold(0, LENGTH + 1, LENGTH)  # a tensor is a dataset of its rows
 
     class Rows(DataModule):  # type: ignore[misc]
         def connect(self, tokenizer: Any = None, batch_size: int = 1, max_seq_length: int | None = None) -> None:
             self.batch_size = batch_size
 
         def loader(self, shuffle: bool) -> Any:
-            def joined(items: list[Any]) -> Any:
-                return torch.stack([row for (row,) in items])
-
-            return DataLoader(TensorDataset(rows), self.batch_size, shuffle=shuffle, drop_last=True, collate_fn=joined)
+            return DataLoader(rows, self.batch_size, shuffle=shuffle, drop_last=True)
 
         def train_dataloader(self) -> Any:
             return self.loader(True)

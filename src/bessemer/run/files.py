@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bessemer.storage.filesystem import AnyPath
 
 STAGE_FILE = "stage.json"
+MAX_JSON_BYTES = 1 << 28  # ten times the checkpoint manifest of thousands of processes
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:
@@ -74,6 +75,8 @@ def read_json(path: AnyPath, command: str | None = None) -> Any:
     if command is not None and isinstance(path, Path):
         verify_stage(path.parent, command, lambda name: name == path.name)
     try:
+        if isinstance(path, Path) and path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is larger than any such file")
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; run the stage that writes it") from None
