@@ -31,7 +31,7 @@ def test_failures_of_the_engine_give_a_one_line_error() -> None:
 
 
 def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    require_engine(Work.model_validate({"address": "auto", "slurm": {"partition": "a"}}))
+    require_engine(Work.model_validate({"address": "auto", "slurm": {"sbatch": ("--partition=a",)}}))
     said = capsys.readouterr().err
     assert "corpus.address" in said and "corpus.slurm" in said
 
