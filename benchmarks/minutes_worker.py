@@ -223,7 +223,7 @@ def litgpt(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
 
     _, encode = byte_pairs(arguments)
     ids = torch.from_numpy(training_ids(arguments, encode).astype("int32"))
-    rows = ids[: (len(ids) - 1) // LENGTH * LENGTH + 1].unfold(0, LENGTH + 1, LENGTH)  # a tensor is a dataset of its rows
+    rows = ids[: (len(ids) - 1) // LENGTH * LENGTH + 1].unfold(0, LENGTH + 1, LENGTH)
 
     class Rows(DataModule):  # type: ignore[misc]
         def connect(self, tokenizer: Any = None, batch_size: int = 1, max_seq_length: int | None = None) -> None:
