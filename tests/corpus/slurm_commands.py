@@ -92,7 +92,7 @@ def squeue(array: Path) -> int:
     if not array.exists():
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
-    print("\n".join(f"{path.stem}|{path.read_text()}" for path in array.glob("*.state")))
+    print("\n".join(f"{path.stem}|{path.read_text()}|Priority" for path in array.glob("*.state")))
     return 0
 
 

@@ -31,8 +31,6 @@ from bessemer.tokens import build
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, published, storage_of
 
-RUN = "it's a %run folder"
-
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -43,7 +41,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    monkeypatch.setattr(worker, "_run", tmp_path / RUN)
     return folder
 
 
@@ -72,7 +69,7 @@ def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
     assert slurm_commands.states(cluster / "1") == ["COMPLETED"] * 8, "an array that did all is not cancelled"
     assert squares(tasks) == [number**2 for number in range(12)]
     assert calls(cluster, "sbatch") == 1, "what has a receipt is not submitted"
-    assert not list((tmp_path / RUN).glob("slurm-*"))
+    assert not list((work / "slurm").iterdir())
 
 
 def test_options_reach_the_script(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
     whole = slurm._cancel
 
     def killed(folder: Path) -> None:
-        if not (tmp_path / "b").exists():
+        if folder.parent.parent != tmp_path / "b":
             whole(folder)
 
     def check() -> None:
@@ -167,7 +164,7 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
     monkeypatch.setattr(slurm, "_cancel", whole)
     assert [done["square"] for done in worker.run_tasks("s", "tasks", [square(tmp_path / "b", 0)], 1, Corpus())] == [0]
     assert slurm_commands.states(cluster / "2") == ["CANCELLED"]
-    assert not list((tmp_path / RUN).glob("slurm-*"))
+    assert not list((tmp_path / "b" / "slurm").iterdir())
 
 
 def test_a_job_without_its_queue_exits_cleanly(tmp_path: Path) -> None:
@@ -219,8 +216,8 @@ def test_jobs_work_in_a_storage(
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
     scripts = [path.read_text() for path in cluster.rglob("script")]
     assert any("export AWS_ENDPOINT_URL=" in script for script in scripts)
-    assert all(f"{there.path}/slurm-" in script for script in scripts)
-    assert not list(there.path.glob("slurm-*"))
+    assert all((f"{there.path}/slurm/" in script) is (kind == "s3") for script in scripts)
+    assert not (there.path / "slurm").exists()
 
 
 @pytest.mark.long

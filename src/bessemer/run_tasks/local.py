@@ -39,7 +39,9 @@ SINGLE_THREAD = (
     "NUMBA_NUM_THREADS",
 )
 # Variables passed to workers on other machines: trusted code and store endpoints; credentials come from their machines.
-HANDED_ON = (extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+HANDED_ON = (
+    extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION",
+)  # fmt: skip
 
 
 def in_threads(

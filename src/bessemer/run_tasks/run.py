@@ -19,13 +19,14 @@ from bessemer.run_tasks.local import Pool, in_threads
 from bessemer.run_tasks.ray import run_on_ray
 from bessemer.run_tasks.slurm import end_earlier, run_on_slurm
 from bessemer.run_tasks.task import Task, require_receipt
+from bessemer.storage.filesystem import StorePath
 from bessemer.storage.path import each
 
 # Less work than this runs in this process unless workers are idle, since a worker takes about a second to start.
 SMALL_BYTES = 8 << 20
 
 _pool = Pool()  # worker processes, kept for the next stage's tasks
-_run: Path | None = None  # the run directory, on a disk that all machines share, for the queues of Slurm arrays
+_shared: Path | None = None  # folder on a shared disk for Slurm queues whose work folder is in a store
 
 
 def run_tasks(
@@ -47,7 +48,7 @@ def run_tasks(
     size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
     with progress(what, size, unit) as advance:
         advance(size - to_do)
-        with contextlib.closing(_execute(what, missing, int(to_do * bytes_per_size), settings)) as done_tasks:
+        with contextlib.closing(_run(what, missing, int(to_do * bytes_per_size), settings)) as done_tasks:
             for task in done_tasks:
                 advance(task.size)
     return map(require_receipt, tasks, _receipts(tasks))
@@ -68,19 +69,20 @@ def require_engine(settings: Work) -> None:
         raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
 
 
-def _execute(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Generator[Task, None, None]:
+def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Generator[Task, None, None]:
     """Run tasks with the executor that suits `num_bytes` of input, and yield each when it is done."""
     if not tasks:
         return
-    if _run is not None:
-        end_earlier(_run)
-    is_small = num_bytes < SMALL_BYTES
+    work, is_small = tasks[0].work, num_bytes < SMALL_BYTES
+    shared = _shared if isinstance(work, StorePath) else work
+    if shared is not None:
+        end_earlier(shared)
     num_workers = 1 if is_small else min(settings.workers or num_cores(), len(tasks))
     if settings.engine == "ray":
         yield from run_on_ray(tasks, settings)
     elif settings.engine == "slurm" and not is_small:
-        assert _run is not None, "arrays run within keep_workers"
-        yield from run_on_slurm(what, tasks, settings, _run)
+        assert shared is not None, "work in a store is done within keep_workers"
+        yield from run_on_slurm(what, tasks, settings, shared)
     elif num_workers > 1 or _pool.idle or any(task.progress for task in tasks):
         yield from _pool.run(tasks, num_workers)
     else:
@@ -92,12 +94,14 @@ def keep_workers(run: Path) -> Iterator[None]:
     """Keep worker processes alive between stages, and end them when the context exits.
 
     Starting a worker takes about a second, so the workers of one stage also run the tasks of the next. Inside the
-    context, job arrays keep their queues in the run directory.
+    context, job arrays whose work folder is in a store keep their queues below the run directory.
     """
-    global _run
-    _run = run
+    global _shared
+    _shared = run
     try:
         yield
     finally:
-        _run = None
+        _shared = None
         _pool.end()
+        with contextlib.suppress(OSError):  # not empty if a killed driver left an array
+            (run / "slurm").rmdir()

@@ -1,8 +1,9 @@
 """Slurm executor: run the tasks of each step as a job array.
 
-    RUN/slurm-QUEUE/     one submission, never reused, on a disk that all machines share
+    WORK/slurm/QUEUE/    one submission, never reused; RUN/slurm/QUEUE on a shared disk where WORK is in a store
       array.sbatch, job  the script, and the id of its array
       tasks/3            the tasks of job 3, each a line of JSON
+      begun/3            exists once the job has begun its tasks
       ended/3            exists once the job has ended: the error of a task, or null
       logs/3.out         its output
 
@@ -55,15 +56,15 @@ ENDED = (
 )  # fmt: skip
 
 
-def end_earlier(run: Path) -> None:
+def end_earlier(shared: Path) -> None:
     """Cancel the arrays of killed drivers, which would otherwise run at the same time as the next engine."""
-    for earlier in run.absolute().glob("slurm-*"):
+    for earlier in (shared.absolute() / "slurm").glob("*"):
         if job := _cancel(earlier):
             say(f"  cancelled array {job} of an earlier run")
         shutil.rmtree(earlier, ignore_errors=True)
 
 
-def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, run: Path) -> Iterator[Task]:
+def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path) -> Iterator[Task]:
     """Run tasks of one work folder and yield each when it is done.
 
     Raises the error of a task. Raises BessemerError for an array that is rejected, is cancelled or does nothing, and
@@ -73,11 +74,11 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, run: Path) ->
         what: Name of the step.
         tasks: The tasks.
         settings: The engine settings.
-        run: The run directory, which all nodes see.
+        shared: A folder that all nodes see, for the queue.
     """
-    left, deaths = list(tasks), Counter[AnyPath]()
+    root, left, deaths = shared.absolute() / "slurm", list(tasks), Counter[AnyPath]()
     while left:
-        array = JobArray(run.absolute() / f"slurm-{secrets.token_hex(4)}", tasks[0].stage)
+        array = JobArray(root / secrets.token_hex(4), tasks[0].stage)
         try:
             array.submit(what, left, settings)
             yield from array.wait()
@@ -86,13 +87,14 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, run: Path) ->
             if array.left or not array.job:
                 _cancel(array.folder)
         if left := list(chain.from_iterable(array.left.values())):
-            for job in array.ended_jobs() & array.left.keys():  # waited long enough for their results
+            for job in array.jobs_in("ended") & array.left.keys():  # waited long enough for their results
                 require_receipt(array.left[job][0], None)
-            reason, has_failed_start = array.reason_of_end(), {*array.states.values()} == {"FAILED"}
-            remedy = f"raise corpus.slurm.{'time' if 'TIMEOUT' in reason else 'memory'}, or {NOT_STARTED}"
-            for task, *_ in array.left.values():  # it was running when its job ended, or would have been
+            reason, begun = array.reason_of_end(), array.jobs_in("begun")
+            remedy = f"raise corpus.slurm.{'time' if 'TIMEOUT' in reason else 'memory'}" if begun else NOT_STARTED
+            for job in (begun or {*array.left}) & array.left.keys():
+                task = array.left[job][0]  # it was running when the job ended, or would have been
                 deaths[task.folder] += 1
-                if deaths[task.folder] == ATTEMPTS or has_failed_start:
+                if deaths[task.folder] == ATTEMPTS or ("FAILED" in reason and not begun):
                     raise worker_error(task, f"{reason}{array.end_of_log()}", remedy)
             warn(f"corpus.slurm: array {array.job} ended ({reason}); resubmitting {counted(len(left), 'task')}")
         shutil.rmtree(array.folder, ignore_errors=True)
@@ -116,7 +118,7 @@ class JobArray:
 
     def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
         """Write the tasks and the script, and submit them. Raises BessemerError if sbatch rejects them."""
-        for name in ("tasks", "ended", "logs"):
+        for name in ("tasks", "begun", "ended", "logs"):
             (self.folder / name).mkdir(parents=True)
         at_once = min(settings.workers or DEFAULT_JOBS, len(tasks))
         num_jobs = min(at_once * JOBS_PER_WORKER, len(tasks), max(MAX_JOBS, at_once))
@@ -137,7 +139,7 @@ class JobArray:
     def wait(self) -> Iterator[Task]:
         """Yield tasks as they are done, until all are done or the array has ended."""
         since = heard = time.monotonic()
-        end = float("inf")  # end of the wait for late results
+        reason, end = "", float("inf")  # end of the wait for late results
         while self.left and time.monotonic() < end:
             interrupt.check()
             yield from self._collect()
@@ -149,8 +151,12 @@ class JobArray:
                     raise BessemerError(
                         f"{self.stage}: no answer of squeue for {duration(SILENT_SECONDS)}; check Slurm"
                     )
-                self.states.update(jobs or {})
-                if jobs is not None and all(state in ENDED for state in jobs.values()):
+                self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
+                waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
+                if waiting and waiting[0] != reason and not self.jobs_in("begun"):
+                    reason = waiting[0]
+                    say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
+                if jobs is not None and all(state in ENDED for state, _ in jobs.values()):
                     is_late = any(self.states.get(job, "COMPLETED") == "COMPLETED" for job in self.left)
                     end = since + SEEN_SECONDS * is_late
             elif self.left:
@@ -160,7 +166,7 @@ class JobArray:
 
     def _collect(self) -> Iterator[Task]:
         """Yield the tasks of jobs that have ended. Raises the exception of a task that failed."""
-        for job in self.left.keys() & self.ended_jobs():
+        for job in self.left.keys() & self.jobs_in("ended"):
             path = self.folder / "ended" / job
             try:
                 raise_error(path.read_bytes())
@@ -179,9 +185,9 @@ class JobArray:
                 with contextlib.suppress(OSError):  # makes a network file system refresh the listing
                     os.listdir(task.folder.parent)
 
-    def ended_jobs(self) -> set[str]:
-        """Return the jobs that have written a file in "ended"."""
-        return {path.name for path in (self.folder / "ended").iterdir()}
+    def jobs_in(self, folder: str) -> set[str]:
+        """Return the jobs that have written a file in "begun" or "ended"."""
+        return {path.name for path in (self.folder / folder).iterdir()}
 
     def reason_of_end(self) -> str:
         """Return the number of jobs that did not complete, by state. Raises BessemerError for a cancelled array."""
@@ -226,15 +232,16 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
     return "\n".join(lines) + "\n"
 
 
-def ask_slurm(job: str) -> dict[str, str] | None:
-    """Return the state of each job of an array, by number; None if squeue does not answer.
+def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
+    """Return state and reason of each job of an array, by number; None if squeue does not answer.
 
     Slurm lists jobs until five minutes after their end (MinJobAge).
     """
-    ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T")
+    ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T|%r")
     if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
         return None
-    return dict(line.strip().split("|") for line in ran.stdout.splitlines() if "|" in line)
+    rows = (line.strip().split("|") for line in ran.stdout.splitlines() if "|" in line)
+    return {number: (state, reason) for number, state, reason in rows}
 
 
 def _cancel(folder: Path) -> str:
@@ -260,6 +267,7 @@ def main(folder: Path, job: str) -> None:
     """Run the tasks of a job; do nothing if the queue was removed because its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(FileNotFoundError):
+        (folder / "begun" / job).touch()
         answered, tasks = DONE, folder / "tasks" / job
         for line in tasks.read_bytes().splitlines():
             if (answered := answer(line, tasks)) != DONE:
