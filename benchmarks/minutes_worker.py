@@ -142,7 +142,8 @@ def byte_pairs(arguments: argparse.Namespace) -> tuple[Any, Callable[[str], list
         vocab_size=arguments.vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(documents(arguments.data, "train"), trainer)
-    return tokenizer, lambda text: [tokenizer.token_to_id(END), *tokenizer.encode(text).ids]
+    end = tokenizer.token_to_id(END) or 0  # the first id
+    return tokenizer, lambda text: [end, *tokenizer.encode(text).ids]
 
 
 def training_ids(arguments: argparse.Namespace, encode: Callable[[str], list[int]]) -> Any:
