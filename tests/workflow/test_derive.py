@@ -203,7 +203,8 @@ def test_everything_grows_with_the_text(flops: float) -> None:
         assert small.model.depth <= large.model.depth
         assert small.train.minutes < large.train.minutes
         assert small.train.optimizer.weight_decay >= large.train.optimizer.weight_decay
-    assert made[0].train.optimizer.weight_decay > 0.3 and made[0].tokenizer.vocabulary < 512
+    assert [one.train.optimizer.kind for one in (made[0], made[-1])] == ["adamw", "muon"]
+    assert made[0].train.optimizer.weight_decay > 0.5 and made[0].tokenizer.vocabulary < 512
 
 
 def test_a_faster_machine_trains_a_larger_model_in_the_same_time() -> None:

@@ -201,8 +201,8 @@ def require_rate(resolved: ResolvedRecipe) -> None:
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     peak = optimizer.learning_rate * max(matrices, optimizer.embedding_rate)
-    if LOW_RATE <= peak <= HIGH_RATE:
-        return
+    if LOW_RATE <= optimizer.learning_rate * matrices <= HIGH_RATE and peak < HOPELESS_RATE:
+        return  # an embedding learns well at higher rates, since it starts with a standard deviation of 1
     keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate}
     factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
     what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
