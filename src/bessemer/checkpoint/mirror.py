@@ -48,9 +48,9 @@ def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
         return None
     try:
         mirror.steps()
-        require_writable(mirror.folder)
     except (AccessError, OSError) as error:
         raise InputError(f"checkpoint.mirror: {redact(error)}. Set it to a folder that can be written") from None
+    require_writable("checkpoint.mirror", mirror.folder)
     return mirror
 
 

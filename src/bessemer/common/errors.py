@@ -76,9 +76,8 @@ class Stopped(BessemerError):
 
 
 OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # in messages of torch
-LOWER = {"corpus": "lower corpus.workers"} | dict.fromkeys(
-    ("plan", "train", "evaluate"), "lower train.micro_batch, or the model's size"
-)
+_SMALLER = "lower train.micro_batch, or the model's size"
+LOWER = {"corpus": "lower corpus.workers", "plan": _SMALLER, "train": _SMALLER, "evaluate": _SMALLER}
 
 
 def memory_error(error: BaseException, where: str) -> BessemerError | None:

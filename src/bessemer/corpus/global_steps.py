@@ -29,7 +29,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.extensions import naming_faults
 from bessemer.common.hashing import digest
 from bessemer.corpus.filters.chain import filters_of
-from bessemer.corpus.partition import Bucket, rows_together
+from bessemer.corpus.partition import Bucket, require, rows_together
 from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import Spans, VerdictFile, full_reason, make_verdicts, read_table, write_table
 from bessemer.recipe import Corpus
@@ -38,7 +38,7 @@ from bessemer.recipe.uses import ExtensionBase, make
 from bessemer.run.files import stage_facts
 from bessemer.run.stage import stage_is_current
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import Task, build_once, check_stop, from_plain, require, to_plain
+from bessemer.run_tasks.task import Task, build_once, check_stop, from_plain, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each, entries, remove_tree, write_file
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.common.errors import FileChanged, InputError
+from bessemer.common.errors import BessemerError, FileChanged, InputError
 from bessemer.common.extensions import is_own, naming_faults
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
@@ -33,7 +33,7 @@ from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import reader_class
-from bessemer.run_tasks.task import Range, Task, check_stop, require
+from bessemer.run_tasks.task import Task, check_stop
 from bessemer.run_tasks.time_limit import is_left_out, limited
 from bessemer.storage import filesystem
 from bessemer.storage.filesystem import AnyPath, StorePath
@@ -102,6 +102,12 @@ class Partition(Task):
         }
 
 
+def require(holds: bool, problem: str) -> None:
+    """Raise BessemerError with `problem` unless a consistency check holds; a failure is a bug of this program."""
+    if not holds:
+        raise BessemerError(f"corpus: inconsistent result: {problem}; nothing was written; report this as a bug")
+
+
 def partition_folder(work: AnyPath, number: int) -> AnyPath:
     """Return the folder of a partition's rows and receipt."""
     return work / "partitions" / f"{number:06d}"
@@ -127,7 +133,7 @@ class Bucket:
     source: str
     number: int
     size: int  # number of rows, including rejected ones
-    partitions: Range  # the partitions that may have its rows
+    partitions: tuple[int, int]  # the first partition that may have its rows, and the one after the last
     num_bytes: int = 0  # approximate size of its rows in memory
     verdicts: tuple[VerdictFile, ...] = ()  # verdicts of the global steps so far
 
@@ -141,7 +147,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
-        for partition in partitions:
+        for partition in range(*partitions):
             check_stop()
             with pq.ParquetFile(arrow_source(partition_folder(work, partition) / "rows.parquet")) as file:
                 present = [name for name in columns if name in file.schema_arrow.names]
@@ -158,10 +164,10 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
 
 def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
     """Return the buckets that have rows, in the order of the published corpus, from the receipts of all partitions in order."""
-    rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, range]()
+    rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, tuple[int, int]]()
     for done in receipts:
         source, number = done["source"], done["partition"]
-        partitions[source] = range(partitions.get(source, range(number, number)).start, number + 1)
+        partitions[source] = (partitions.get(source, (number,))[0], number + 1)
         num_bytes[source] += done["bytes"]
         rows.setdefault(source, Counter()).update(dict(done["buckets"]))
     buckets = [(source, number, here[number]) for source, here in sorted(rows.items()) for number in sorted(here)]

@@ -34,7 +34,7 @@ from bessemer.corpus.filters import chain
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
 from bessemer.corpus.global_steps import list_steps, report_folder, run_global_steps
-from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
+from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, require, write_context
 from bessemer.corpus.publish import PublishBucket, assemble
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import Listing
@@ -47,7 +47,7 @@ from bessemer.run.stage import mark_stage, staging
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, open_work, require_storage
-from bessemer.run_tasks.task import build_once, require
+from bessemer.run_tasks.task import build_once
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 

@@ -32,16 +32,10 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 2.0  # how long a stopped build waits for threads to release their files
 # Threads of libraries, since workers share the cores of their machine; Arrow reads the first for its computations
 SINGLE_THREAD = (
-    "OMP_NUM_THREADS",
-    "ARROW_IO_THREADS",
-    "RAYON_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMBA_NUM_THREADS",
-)
-# Variables passed to workers on other machines: trusted code and store endpoints; credentials come from their machines.
-HANDED_ON = (
-    extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION",
+    "OMP_NUM_THREADS", "ARROW_IO_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS",
 )  # fmt: skip
+# Variables passed to workers on other machines: trusted code and store endpoints; credentials come from their machines.
+HANDED_ON = (extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def in_threads(

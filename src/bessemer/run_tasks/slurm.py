@@ -148,9 +148,7 @@ class JobArray:
                 jobs = ask_slurm(self.job)
                 heard = since if jobs is not None else heard
                 if since - heard > SILENT_SECONDS:
-                    raise BessemerError(
-                        f"{self.stage}: no answer of squeue for {duration(SILENT_SECONDS)}; check Slurm"
-                    )
+                    raise BessemerError(f"{self.stage}: no answer of squeue in {duration(SILENT_SECONDS)}; check Slurm")
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
                 if waiting and waiting[0] != reason and not self.jobs_in("begun"):

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError
 from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, write_json
 from bessemer.run_tasks.task import TEMPORARY
-from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, require_writable
+from bessemer.storage.filesystem import AnyPath, parse_path, require_writable
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
 FOLDERS = "storage.json"  # in a run directory
@@ -30,12 +30,8 @@ BEGUN = "begun"  # marker in a work folder; it is removed first, so that a partl
 
 def require_storage(run: Path, storage: str | None) -> None:
     """Raise InputError if a run cannot write to `corpus.storage`."""
-    if storage is None:
-        return
-    try:
-        require_writable(parse_path(storage) / run.absolute().name)
-    except AccessError as error:
-        raise InputError(f"corpus.storage: {error}") from None
+    if storage is not None:
+        require_writable("corpus.storage", parse_path(storage) / run.absolute().name)
 
 
 def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:

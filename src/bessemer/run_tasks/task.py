@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import TypeAdapter
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, FileChanged, InputError, Stopped, first_line
@@ -50,22 +50,11 @@ FAILURES: dict[str, Any] = {
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
-# A range as a field of a task.
-Range = Annotated[
-    range, PlainValidator(lambda ends: range(*ends)), PlainSerializer(lambda ends: [ends.start, ends.stop])
-]
-
 
 def check_stop() -> None:
     """Raise Stopped if the user has stopped the build; long work calls it regularly."""
     if STOP.is_set():
         raise Stopped("stopped")
-
-
-def require(holds: bool, problem: str) -> None:
-    """Raise BessemerError with `problem` unless a consistency check holds; a failure is a bug of this program."""
-    if not holds:
-        raise BessemerError(f"corpus: inconsistent result: {problem}; nothing was written; report this as a bug")
 
 
 @contextmanager

@@ -235,14 +235,17 @@ class _RemoteFile(io.RawIOBase):
         return int(target)
 
 
-def require_writable(path: AnyPath) -> None:
-    """Raise AccessError or BessemerError if no file can be created in a folder, or in its nearest existing parent."""
+def require_writable(key: str, path: AnyPath) -> None:
+    """Raise InputError for the folder that a recipe's key names, if no file can be created in it or its nearest parent.
+
+    Raises BessemerError if a store does not respond.
+    """
     there = path if isinstance(path, StorePath) else next(one for one in (path, *path.parents) if one.exists())
     try:
         (there / ".writable").write_bytes(b"1")
         (there / ".writable").unlink(missing_ok=True)
-    except OSError as error:
-        raise AccessError(f"{path}: {there} cannot be written ({error.strerror}); choose another folder") from None
+    except (AccessError, OSError) as error:
+        raise InputError(f"{key}: {there} cannot be written ({redact(error)}); choose another folder") from None
 
 
 @cache
@@ -262,8 +265,7 @@ def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
         # With delayed opening, a small file takes one request.
         return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, allow_delayed_open=True, **times, **where)
     if scheme == "gs":
-        seconds = timedelta(seconds=REQUEST_SECONDS)
-        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=seconds, **where)
+        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **where)
     with require_import("hf://: huggingface_hub is not installed; pip install huggingface_hub"):
         from huggingface_hub import HfFileSystem
     return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))
