@@ -86,13 +86,13 @@ def pair(questions: list[object], answer: object) -> list[Message]:
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """Parse a conversation into an object with `messages` and the other inputs of the template."""
+    """Parse the JSON of a conversation into an object with `messages` and the other inputs of the template."""
     data = json.loads(text)
     return {"messages": data} if isinstance(data, list) else data
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to each string in a field of a message, except ids and types."""
+    """Return a field of a message with `change` applied to each string in it, except ids and types."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def contents(text: str) -> str:
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
-    """Apply `change` to the text of a conversation that `contents` returns."""
+    """Return the JSON of a conversation with `change` applied to contents, reasoning and tool calls."""
     record = record_in(text)
     for message in record["messages"]:
         for key in message.keys() & {*SPOKEN}:
@@ -125,7 +125,7 @@ def with_contents(text: str, change: Callable[[str], str]) -> str:
 
 
 def with_strings(text: str, change: Callable[[str], str]) -> str:
-    """Apply `change` to every string of a conversation, except ids and types."""
+    """Return the JSON of a conversation with `change` applied to every string, except ids and types."""
     return _as_text(changed(json.loads(text), change))
 
 

@@ -55,7 +55,7 @@ class Document:
 
 
 def identity(source: str, path: str, key: str) -> str:
-    """Return a 128-bit hexadecimal identity for a document at a given place.
+    """Return the 128-bit hexadecimal identity of the document with this `key` in the file `path` of a source.
 
     It does not depend on the run, the reading order, the machine or the content.
     """

@@ -30,10 +30,10 @@ EXCERPT_CHARACTERS = 160
 
 
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
-    """Pass about `count` documents through the corpus stage.
+    """Pass about `count` documents, equally many of each source, through the corpus stage.
 
-    Returns the funnel of each source as in statistics.json, and the counts of the filters. Raises InputError like building
-    the corpus.
+    Returns `documents` (read), `kept`, `sources` with rows as in statistics.json, `reasons` with the meaning of each reason,
+    and `counts` of the filters by table and key. Raises InputError like building the corpus.
     """
     listings = listings_of(corpus)
     dedup = corpus.dedup.changed(against=(), keep="longest")

@@ -120,7 +120,7 @@ class StepTask(Task):
         return f"{self.work.name}, {type(self).__name__} {self.number}"
 
     def result(self, task: str, number: int) -> AnyPath:
-        """Return the output folder of the task with this class name and number."""
+        """Return the output folder of the task of this step with this class name and number."""
         return self.work / task / f"{number:06d}"
 
 
@@ -134,7 +134,7 @@ class VerdictTask(StepTask):
 
     @abstractmethod
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield, for each table of the part, its number of documents and the verdicts on them."""
+        """Yield, for each table of the part, its number of documents and a table of the verdicts on them."""
 
     def make(self, folder: Path) -> dict[str, Any]:
         documents, rejected, cut = 0, Counter[str](), dict.fromkeys(CUT, 0)
@@ -151,7 +151,15 @@ class VerdictTask(StepTask):
 
 @dataclass(frozen=True)
 class CorpusDocuments:
-    """The documents that a step reads, in parts, and the folder where its tasks write. `made_of` is their digest."""
+    """The documents that a step reads, in parts, and the folder where its tasks write.
+
+    Attributes:
+        parts: The documents; one task reads one part.
+        folder: Folder of the step in the work folder of the build.
+        made_of: Digest of the documents. Finished tasks are reused while it is equal.
+        corpus: The `[corpus]` table of the recipe.
+        perform: Function that runs tasks and returns their receipts.
+    """
 
     parts: Sequence[DocumentPart]
     folder: AnyPath
@@ -165,14 +173,17 @@ class CorpusDocuments:
         return [part.size for part in self.parts]
 
     def tables(self, columns: Sequence[str], sources: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the tables of all parts, skipping buckets of other sources where possible."""
+        """Yield the tables of all parts with some columns, skipping documents of other sources where possible."""
         for part in self.parts:
             if isinstance(part, BucketPart):
                 part = BucketPart(tuple(bucket for bucket in part.buckets if bucket.source in sources))
             yield from part(columns)
 
     def on_parts(self, task: type[StepTask], reads: bool = False, **more: Any) -> Receipts:
-        """Run one task per part. `reads` passes the part itself to its task."""
+        """Run one task of a class per part and return their receipts.
+
+        With `reads`, each task gets its part as the field `part`. `more` are further fields of the tasks.
+        """
         numbered = enumerate(zip(self.parts, self.sizes, strict=True))
         return self.perform([
             task(self.folder, self.made_of, size, number, **more, **({"part": part} if reads else {}))
@@ -180,7 +191,7 @@ class CorpusDocuments:
         ])  # fmt: skip
 
     def on_ranges(self, task: type[StepTask], num_ranges: int, **more: Any) -> Receipts:
-        """Run one task for each of `num_ranges` ranges."""
+        """Run `num_ranges` tasks of a class, numbered from 0, and return their receipts."""
         size = sum(self.sizes) // max(num_ranges, 1)
         return self.perform([task(self.folder, self.made_of, size, number, **more) for number in range(num_ranges)])
 
@@ -232,7 +243,10 @@ class GlobalStep(ExtensionBase, ABC):
         return "" if self.name in TABLES else self.name
 
     def collect(self, documents: pa.Table) -> pa.Table:
-        """Return one row of facts per document of a bucket, for `decide` and `judge`. Runs in worker processes."""
+        """Measure the documents of a bucket. Runs in worker processes.
+
+        Returns a table of any columns with one row per document, which `decide` and `judge` get as `facts`.
+        """
         return documents
 
     def decide(self, facts: Iterator[pa.Table], report: Path) -> Any:
@@ -279,7 +293,7 @@ AnyStep = Annotated[GlobalStep, PlainValidator(partial(from_plain, base=GlobalSt
 
 @dataclass(frozen=True)
 class CollectFacts(StepTask):
-    """A task that writes the facts of a step about the documents of a part, one file per table."""
+    """A task that calls `GlobalStep.collect` on each table of a part and writes the results, one file per table."""
 
     step: AnyStep
     part: AnyPart
@@ -302,7 +316,7 @@ def _check_facts(num_rows: int, facts: Any) -> pa.Table:
 
 @dataclass(frozen=True)
 class JudgeFacts(VerdictTask):
-    """A task that calls `judge` on the collected facts and writes the verdicts."""
+    """A task that calls `GlobalStep.judge` on the tables of `CollectFacts` and writes the verdicts."""
 
     step: AnyStep
 
@@ -317,17 +331,20 @@ class JudgeFacts(VerdictTask):
 
 
 def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
-    """Convert verdicts to a table. Raises ValueError for a missing or repeated row and for spans that are not ascending."""
-    found = list(verdicts)
-    rows = [one.row for one in found]
-    for one in found:
-        places = list(chain(*one.spans))
-        if not 0 <= one.row < num_rows or places != sorted(places) or min(places, default=0) < 0:
-            raise ValueError(f"{one}: a verdict needs a row below {num_rows} and ascending spans")
+    """Convert verdicts on `num_rows` documents to a table of verdicts.SCHEMA.
+
+    Raises ValueError for a row out of range, two verdicts on a document, and spans that are not ascending.
+    """
+    verdicts = list(verdicts)
+    rows = [verdict.row for verdict in verdicts]
+    for verdict in verdicts:
+        offsets = list(chain(*verdict.spans))
+        if not 0 <= verdict.row < num_rows or offsets != sorted(offsets) or min(offsets, default=0) < 0:
+            raise ValueError(f"{verdict}: a verdict needs a row below {num_rows} and ascending spans")
     if len(set(rows)) < len(rows):
         raise ValueError("it returned two verdicts on one document")
-    columns = {name: [getattr(one, name) for one in found] for name in ("reason", "detail", "score")}
-    return make_verdicts(rows, spans=[list(one.spans) or None for one in found], **columns)
+    columns = {name: [getattr(verdict, name) for verdict in verdicts] for name in ("reason", "detail", "score")}
+    return make_verdicts(rows, spans=[list(verdict.spans) or None for verdict in verdicts], **columns)
 
 
 def list_steps(corpus: Corpus) -> list[GlobalStep]:

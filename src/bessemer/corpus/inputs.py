@@ -49,7 +49,7 @@ def contents_of(listings: dict[str, Listing]) -> Contents:
 
 
 def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | None:
-    """Return the names of files that are missing, changed or added since the corpus was built, under these words.
+    """Return the names of files that changed since the corpus was built, under the keys "missing", "changed" and "added".
 
     Returns None if another input changed, or if the corpus has no list of files.
     """

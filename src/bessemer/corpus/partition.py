@@ -163,7 +163,10 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
 
 
 def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
-    """Return the buckets that have rows, in the order of the published corpus, from the receipts of all partitions in order."""
+    """Return the buckets that have rows, in the order of the published corpus.
+
+    `receipts` are those of all `Partition` tasks, in order.
+    """
     rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, tuple[int, int]]()
     for done in receipts:
         source, number = done["source"], done["partition"]
@@ -184,16 +187,16 @@ def num_buckets(num_bytes: int) -> int:
 
 
 def write_context(work: AnyPath, corpus: Corpus, buckets: dict[str, int]) -> None:
-    """Write the file that all workers read: `[corpus]` of the recipe and the number of buckets of each source."""
+    """Write `[corpus]` of the recipe and the number of buckets of each source to a file that all workers read."""
     content = {"corpus": corpus.model_dump(mode="json"), "buckets": buckets}
     write_file(work / CONTEXT, json.dumps(content).encode())
 
 
 @lru_cache(maxsize=2)
 def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
-    """Return the prepared filters and the bucket counts from the file of `write_context`, cached per process.
+    """Prepare the filters of a build and read the number of buckets of each source, once per process.
 
-    Raises InputError on a machine that does not see the file.
+    Raises InputError on a machine that does not see the file of `write_context`.
     """
     try:
         written = json.loads((work / CONTEXT).read_bytes())
@@ -274,7 +277,7 @@ def _sampled(source: Source, parts: Sequence[Part], corpus: Corpus, max_document
 
 
 def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Document]:
-    """Yield the documents of a partition, cleaned and counted in `tally`."""
+    """Yield the documents of a partition after they passed the filters of `settings`, counted in `tally`."""
     source, corpus, passed_over = settings.sources[partition.source], settings.corpus, Counter[str]()
     if partition.max_documents is None:
         documents = read(source, partition.parts, corpus, passed_over)
@@ -293,7 +296,7 @@ def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Docu
 
 
 def rows_table(documents: Sequence[Document], settings: Chain) -> pa.Table:
-    """Return the rows of cleaned documents, with MinHash signatures if the recipe compares documents by them."""
+    """Convert cleaned and rejected documents to a table, with MinHash signatures if the recipe needs them."""
     dedup, stored = settings.corpus.dedup, {"none": 0, "excerpt": EXCERPT_CHARACTERS, "text": None}
     of_rejected = stored[settings.corpus.keep_rejected]
     is_kept = [document.reason is None for document in documents]

@@ -146,9 +146,10 @@ def assemble(tasks: Sequence[PublishBucket], folder: AnyPath) -> dict[str, int]:
 
 
 def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return {kind, part} and `columns` of documents and rejected documents, by identity.
+    """Return the rows of a published corpus with these identities, by identity.
 
-    Unknown identities are left out. Raises DamagedFile for an unreadable part.
+    A row has the columns of `columns` that its file has, `kind` ("documents" or "rejected"), and `part`, the number of the
+    file. Unknown identities are left out. Raises DamagedFile for an unreadable file.
     """
     wanted = pc.field("identity").isin(pa.array(identities, pa.string()))
 
@@ -168,7 +169,7 @@ def identities_of(corpus: AnyPath, name: str) -> list[str]:
 
     Scans one column. If a path equals the name exactly, paths that only share their end with it are left out.
     """
-    is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
+    is_url, equal, similar = name.startswith(("http://", "https://")), list[str](), list[str]()
     key, shared = ("url", name) if is_url else ("path", Path(name).name)
     for part in chain.from_iterable(stage_files(corpus, kind) for kind in WRITTEN_COLUMNS):
         with open_parquet(part, COMMAND) as file:
@@ -177,5 +178,5 @@ def identities_of(corpus: AnyPath, name: str) -> list[str]:
                     if row[key] == name:
                         equal.append(row["identity"])
                     elif not is_url and (f"/{name}".endswith(f"/{row[key]}") or row[key].endswith(f"/{name}")):
-                        alike.append(row["identity"])
-    return equal or alike
+                        similar.append(row["identity"])
+    return equal or similar

@@ -92,7 +92,7 @@ def funnels_of(corpus: Corpus, listings: Mapping[str, Listing]) -> dict[str, Fun
 
 
 def add_examples(examples: Examples, more: Examples) -> None:
-    """Add examples by reason. EXAMPLES of each are kept, from as many different files as possible."""
+    """Add rejected documents in `more` to `examples`, by reason. EXAMPLES are kept, from as many different files as possible."""
     for reason, some in more.items():
         every = [*examples.get(reason, ()), *some]
         turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
@@ -100,7 +100,10 @@ def add_examples(examples: Examples, more: Examples) -> None:
 
 
 def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the meaning and advice for reasons that belong to filters and global steps (`parts`) of the recipe."""
+    """Return {reason: {meaning, advice}} for the reasons of filters and global steps that the recipe adds.
+
+    `parts` are all filters and steps of the recipe. Reasons of built-in ones are left out.
+    """
     of_name = {one.name: one for one in parts}
     result = {}
     for reason in dict.fromkeys(reasons):

@@ -40,7 +40,7 @@ def spacy() -> dict[str, Any]:
 
 @cache
 def table() -> npt.NDArray[np.uint32]:
-    """Return the flags of every code point, (0x110000,), computed once per process."""
+    """Return the flags of this module (SPACE, LETTER, ...) of every code point, (0x110000,), computed once per process."""
     bits = np.zeros(0x110000, dtype=np.uint32)  # unassigned code points have no flag
     for plane in ASSIGNED:
         bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
@@ -61,18 +61,22 @@ def table() -> npt.NDArray[np.uint32]:
 
 @cache
 def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-    """Return the class of every code point, and the flags of each class; characters with equal flags form one class."""
+    """Group characters with equal flags into classes.
+
+    Returns the class of every code point, (0x110000,), and the flags of each class.
+    """
     bits = np.unique(table())
     return np.searchsorted(bits, table()).astype(np.uint8), bits
 
 
 def _python_bits(character: str) -> int:
+    """Return the flags of a character that follow from Python's str methods and its Unicode category."""
     category = unicodedata.category(character)
     if category == "Cn":
         return 0
-    found = PUNCTUATION if category[0] == "P" else ICON if category == "So" else 0
-    found |= SPACE * character.isspace() | UPPER * character.isupper()
+    flags = PUNCTUATION if category[0] == "P" else ICON if category == "So" else 0
+    flags |= SPACE * character.isspace() | UPPER * character.isupper()
     if character.isalnum():
-        found |= ALPHANUMERIC | ALPHABETIC * character.isalpha()
-        found |= DECIMAL * character.isdecimal() | NUMERIC * character.isdigit()
-    return found
+        flags |= ALPHANUMERIC | ALPHABETIC * character.isalpha()
+        flags |= DECIMAL * character.isdecimal() | NUMERIC * character.isdigit()
+    return flags

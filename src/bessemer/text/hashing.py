@@ -56,14 +56,14 @@ def mix(value: np.uint64) -> np.uint64:
 
 
 def splitmix(seed: int, count: int) -> Array:
-    """Return pseudo-random 64-bit numbers that do not depend on the version of a library (SplitMix64, Steele 2014)."""
+    """Return `count` pseudo-random 64-bit numbers, the same with any library version (SplitMix64, Steele 2014)."""
     states = [(seed + int(BASE) * number) % (1 << 64) for number in range(1, count + 1)]
     return np.array([mix(np.uint64(state)) for state in states], np.uint64)
 
 
 @compiled
 def hash_span(codes: Array, first: int, last: int) -> np.uint64:
-    """Return a 64-bit hash, never 0, of the characters [first, last)."""
+    """Return a 64-bit hash, never 0, of the code points codes[first:last]."""
     value = BASE
     for at in range(first, last):
         value = (value ^ np.uint64(codes[at])) * MULTIPLIER
@@ -113,9 +113,10 @@ def hash_characters(text: Array, tokens: Array) -> int:
 
 @compiled
 def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
-    """Hash every run of `length` tokens into `ngrams`, which may be `tokens`, and return their number.
+    """Hash every run of `length` tokens, of the first `number` tokens, into `ngrams` and return the number of hashes.
 
-    The hashes are polynomials of the tokens (Karp and Rabin 1987, modulo 2^64), mixed.
+    `tokens` are 64-bit hashes of words or characters, and `ngrams` may be the same array. The hashes are polynomials of the
+    tokens (Karp and Rabin 1987, modulo 2^64), mixed.
     """
     if number < length:
         return 0
@@ -133,7 +134,10 @@ def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
 
 @compiled
 def hash_table(num_keys: int) -> Array:
-    """Return an empty hash table for 64-bit keys other than 0; its size is a power of two, at most half of it filled."""
+    """Return an empty hash table for `num_keys` 64-bit keys other than 0.
+
+    Its size is a power of two, and at most half of its slots get filled. An empty slot is 0.
+    """
     size = 16
     while size < 2 * num_keys:
         size *= 2

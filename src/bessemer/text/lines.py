@@ -13,16 +13,19 @@ MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; short
 
 @compiled
 def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
-    """Return the number of characters of each class."""
-    found = np.zeros(num_classes, np.int64)
+    """Return the number of characters of each class. `classes` has the class of every code point."""
+    counts = np.zeros(num_classes, np.int64)
     for code in codes:
-        found[classes[code]] += 1
-    return found
+        counts[classes[code]] += 1
+    return counts
 
 
 @compiled
 def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array]:
-    """Return the spans of the lines, split at line feeds like str.split, or with `every_end` like str.splitlines."""
+    """Return the starts and ends of the lines, split at line feeds like str.split, or with `every_end` like str.splitlines.
+
+    `bits` has the flags of every code point (`characters.table`), here and below.
+    """
     starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
     count, start, i = 0, 0, 0
     while i < len(codes):
@@ -41,7 +44,10 @@ def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array
 
 @compiled
 def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tuple[Array, Array]:
-    """Return the spans in [first, last) between runs of at least `min_line_feeds` line feeds, like re.split."""
+    """Split codes[first:last] at runs of at least `min_line_feeds` line feeds, like re.split.
+
+    Returns the starts and ends of the pieces.
+    """
     starts, ends = np.empty(last - first + 1, np.int32), np.empty(last - first + 1, np.int32)
     count, start, i = 0, first, first
     while i < last:
@@ -59,7 +65,7 @@ def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tup
 
 @compiled
 def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
-    """Return the span without white space at its ends."""
+    """Return the span [first, last) without white space at its ends."""
     while first < last and bits[codes[first]] & kinds.SPACE:
         first += 1
     while last > first and bits[codes[last - 1]] & kinds.SPACE:
@@ -69,17 +75,17 @@ def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
 
 @compiled
 def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """Return the spans that contain more than white space."""
-    kept = np.zeros(len(starts), np.bool_)
+    """Return the starts and ends of those spans that contain more than white space."""
+    has_text = np.zeros(len(starts), np.bool_)
     for i in range(len(starts)):
         first, last = trim(codes, bits, starts[i], ends[i])
-        kept[i] = first < last
-    return starts[kept], ends[kept]
+        has_text[i] = first < last
+    return starts[has_text], ends[has_text]
 
 
 @compiled
 def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int]:
-    """Return the number of spans that repeat an earlier one, and their characters."""
+    """Return the number of spans with the text of an earlier span, and the number of their characters."""
     slots = hash_table(len(starts))
     duplicates, characters = 0, 0
     for i in range(len(starts)):
@@ -110,7 +116,7 @@ def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) 
 
 @compiled
 def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
-    r"""Return the characters of the longest run of encoded data, and of all runs.
+    r"""Return the number of characters in the longest run of encoded data, and in all runs.
 
     A run is at least `min_base64` characters of base64, with line feeds after lines of at least MIN_DATA_LINE; or at
     least 8 hexadecimal bytes, each with or without 0x or \x, separated by commas and blanks; or at least 8 \uXXXX
@@ -142,7 +148,7 @@ def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
 
 @compiled
 def _escapes(codes: Array, bits: Array, at: int) -> int:
-    r"""Return the end of a run of escaped characters, each \u and four hexadecimal digits."""
+    r"""Return the end of the run of escapes \uXXXX that begins at `at`; `at` itself if none begins there."""
     while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
         for digit in range(at + 2, at + ESCAPE):
             if not bits[codes[digit]] & kinds.HEXADECIMAL:
@@ -153,7 +159,10 @@ def _escapes(codes: Array, bits: Array, at: int) -> int:
 
 @compiled
 def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
-    """Return the end of a run of hexadecimal bytes, and their number; no letter or digit may follow a byte."""
+    """Return the end of the run of hexadecimal bytes that begins at `at`, and their number.
+
+    No letter or digit may follow a byte.
+    """
     num_bytes, end = 0, at
     while at < len(codes):
         if at + 1 < len(codes) and codes[at + 1] == 120 and (codes[at] == 48 or codes[at] == 92):  # 0x \x

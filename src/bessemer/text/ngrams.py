@@ -25,7 +25,7 @@ APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # typed for an apostrophe, though Unicode 
 
 
 def folded_words(text: str) -> tuple[Array, Array]:
-    """Return the hash of each folded word, and its span [first, end) in characters, (words, 2)."""
+    """Return the hash of each word of a text, (words,), and its span [first, end) in characters, (words, 2)."""
     codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8) if text.isascii() else code_points(text)
     count = len(codes)
     while True:
@@ -37,7 +37,10 @@ def folded_words(text: str) -> tuple[Array, Array]:
 
 @compiled
 def table(hashes: Array) -> tuple[Array, Array]:
-    """Build a hash table of distinct n-gram hashes: the hash in each slot (0: empty), and its number."""
+    """Build a hash table from distinct n-gram hashes.
+
+    Returns the hash in each slot, 0 for an empty one, and its index in `hashes`.
+    """
     slots = hash_table(2 * len(hashes))
     numbers = np.zeros(len(slots), np.int32)
     for number in range(len(hashes)):
@@ -47,19 +50,23 @@ def table(hashes: Array) -> tuple[Array, Array]:
 
 
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
-    """Find a text's n-grams of `lengths` words in a table; returns their numbers and spans in characters, (n-grams, 2)."""
+    """Find the n-grams of a text, for each n in `lengths`, that are in the hash table of `table`.
+
+    Returns the number in the table of each occurrence, (hits,), and its span [first, end) in characters, (hits, 2).
+    """
     hashes, spans = folded_words(text)
-    places = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only written pages take memory
-    places = places[: _find(hashes, lengths, slots, numbers, places)]
-    return places[:, 0].astype(np.int32), np.stack([spans[places[:, 1], 0], spans[places[:, 2], 1]], axis=1)
+    hits = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only written pages take memory
+    hits = hits[: _find(hashes, lengths, slots, numbers, hits)]
+    return hits[:, 0].astype(np.int32), np.stack([spans[hits[:, 1], 0], spans[hits[:, 2], 1]], axis=1)
 
 
 @cache
 def folding() -> tuple[Array, Array]:
-    """Return the folded character of each code point with its flags, and the sequences of characters that fold to
-    several.
+    """Build the tables that fold case and compatibility forms of characters in words.
 
-    A code point that is in no word has 0. Each sequence is its length, then its characters.
+    Returns two uint32 arrays. The first has, for each code point, the folded code point with the flags ALONE, MARK,
+    PASSED_OVER and SEVERAL, or 0 if it is in no word. A code point with SEVERAL folds to several characters: its value is an
+    index into the second array, which has there the number of these characters, then the characters.
     """
     fold, sequences, expanded = np.zeros(0x110000, dtype=np.uint32), list[int](), dict[int, str]()
     for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
@@ -87,7 +94,10 @@ def folding() -> tuple[Array, Array]:
 
 @compiled
 def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spans: Array) -> int:
-    """Write the hash (FNV-1a of its letters, mixed) and span of each word as far as there is room; return their number."""
+    """Write the hash (FNV-1a of its letters, mixed) and the span of each word, and return the number of words.
+
+    `fold` and `sequences` are the arrays of `folding`. Words beyond the length of `hashes` are counted but not written.
+    """
     count, start, end, word, is_alone = 0, -1, 0, FNV_OFFSET, False
     for at in range(len(codes) + 1):
         folded = fold[codes[at]] if at < len(codes) else np.uint32(0)
@@ -98,9 +108,9 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
         if folded & np.uint32(SEVERAL):
             first = folded & np.uint32(SEVERAL - 1)
             number = sequences[first]
-        for place in range(number):
+        for index in range(number):
             if number > 1:
-                folded = sequences[first + place + 1]
+                folded = sequences[first + index + 1]
             if folded & np.uint32(PASSED_OVER) or (folded & np.uint32(MARK) and start < 0):
                 continue
             alone = folded & np.uint32(ALONE) != 0
@@ -118,17 +128,17 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
 
 
 @compiled
-def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
-    """Find the n-grams of a text that are in the table, and return how many there are.
+def _find(words: Array, lengths: Array, slots: Array, numbers: Array, hits: Array) -> int:
+    """Find the n-grams of a text that are in the hash table `slots`, `numbers`, and return how many there are.
 
-    For each one write to `places` the number it has in the table and the positions of its first and last word. `words` are
-    hashes of the words of the text, `lengths` the lengths n, `slots` and `numbers` the hash table.
+    `words` are the hashes of the text's words, and `lengths` the values of n. Each n-gram becomes a row of `hits`: its number
+    in the table and the positions of its first and last word.
     """
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):
         for _ in range(lengths[which]):
             drops[which] *= BASE
-    hits = 0
+    count = 0
     for last in range(len(words)):
         for which in range(len(lengths)):
             first = last - lengths[which] + 1
@@ -140,6 +150,6 @@ def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Ar
             gram = mix(grams[which])
             slot = find_slot(slots, gram)
             if slots[slot] == gram:
-                places[hits, 0], places[hits, 1], places[hits, 2] = numbers[slot], first, last
-                hits += 1
-    return hits
+                hits[count, 0], hits[count, 1], hits[count, 2] = numbers[slot], first, last
+                count += 1
+    return count

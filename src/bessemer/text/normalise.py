@@ -52,20 +52,20 @@ INVISIBLE = dict.fromkeys(
 
 
 def replace_controls(text: str, counts: Counter[str]) -> str:
-    """Replace control characters other than tab and line ends, and add the replacements to `counts`.
+    """Replace control characters other than tab and line ends.
 
     Each becomes the line end or space that it means, or its character in Windows-1252 if the text uses that encoding.
-    The others are removed.
+    The others are removed. Adds the number of replacements to `counts` under "Windows-1252", "separators" and "removed".
     """
     if text.isascii() and len(text.encode("ascii").translate(None, _ASCII_CONTROL)) == len(text):
         return text
-    found = Counter(_CONTROL.findall(text))
+    controls = Counter(_CONTROL.findall(text))
     # 0x85 is an ellipsis in Windows-1252, and a line end (NEL) in other text.
-    windows = _WINDOWS if any(_WINDOWS.get(one) and one != "\x85" for one in found) else {}
-    for one, number in found.items():
-        kind = "Windows-1252" if windows.get(one) else "separators" if one in _SEPARATORS else "removed"
+    windows = _WINDOWS if any(_WINDOWS.get(sign) and sign != "\x85" for sign in controls) else {}
+    for sign, number in controls.items():
+        kind = "Windows-1252" if windows.get(sign) else "separators" if sign in _SEPARATORS else "removed"
         counts[kind] += number
-    return text.translate({ord(one): windows.get(one) or _SEPARATORS.get(one, "") for one in found}) if found else text
+    return text.translate({ord(sign): windows.get(sign) or _SEPARATORS.get(sign, "") for sign in controls})
 
 
 def normalise(text: str, counts: Counter[str] | None = None) -> str:
@@ -88,7 +88,10 @@ def normalise(text: str, counts: Counter[str] | None = None) -> str:
 
 
 def normalise_foreign(text: str) -> str:
-    """Normalise text that is only compared with documents; invalid text stays, since no document contains it."""
+    """Normalise text that is only compared with documents, such as an evaluation set.
+
+    Text that `normalise` rejects is returned unchanged, because no document contains it.
+    """
     try:
         return normalise(text)
     except NotText:
@@ -101,7 +104,7 @@ def fold(text: str) -> str:
 
 
 def text_digest(folded: str) -> bytes:
-    """Return 128 bits of BLAKE2b (RFC 7693) of folded text, which exact duplicates share."""
+    """Return a 128-bit BLAKE2b hash (RFC 7693) of text from `fold`, which is equal for exact duplicates."""
     return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 
 
@@ -115,14 +118,14 @@ def longest_combining_run(text: str) -> int:
     codes = code_points(text)
     if codes.max(initial=0) < FIRST_MARK:
         return 0
-    places = np.flatnonzero(_combining()[codes])
-    ends = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
-    return int(np.diff(ends, prepend=-1).max()) if len(places) else 0
+    marks = np.flatnonzero(_combining()[codes])
+    ends = np.append(np.flatnonzero(np.diff(marks) > 1), len(marks) - 1)
+    return int(np.diff(ends, prepend=-1).max()) if len(marks) else 0
 
 
 @cache
 def _combining() -> np.ndarray:
-    """Return for each code point whether it is a combining mark."""
+    """Return an array, (0x110000,), that is True for each code point that is a combining mark."""
     marks = np.zeros(0x110000, dtype=bool)
     for plane in ASSIGNED:
         classes = map(unicodedata.combining, map(chr, plane))

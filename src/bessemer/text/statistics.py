@@ -49,7 +49,7 @@ class Lines(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """The number of lines or paragraphs, of those that repeat an earlier one, and of the characters of these."""
+    """Counts of lines or paragraphs, and of those that repeat an earlier one."""
 
     total: int
     duplicates: int
@@ -57,7 +57,7 @@ class Repeats(NamedTuple):
 
 
 class LineMarks(NamedTuple):
-    """The number of lines of str.splitlines, of those that begin with • or -, and of those that end with ... or …"""
+    """Counts of lines (str.splitlines), of those that begin with • or -, and of those that end with ... or …"""
 
     lines: int
     bullets: int
@@ -82,8 +82,8 @@ class Statistics:
 
     @cached_property
     def characters(self) -> Characters:
-        of_point, bits = classes()
-        counts = (_flags_of_classes() @ passes.count_classes(self.codes, of_point, len(bits))).tolist()
+        class_of_code, bits = classes()
+        counts = (_flags_of_classes() @ passes.count_classes(self.codes, class_of_code, len(bits))).tolist()
         counts[Characters._fields.index("ellipses")] += self.text.count("...")
         return Characters._make([*counts, len(self.codes)])
 
@@ -127,12 +127,12 @@ class Statistics:
 
     @cached_property
     def repeated_lines(self) -> Repeats:
-        """Repeated lines; a run of line feeds is one separator."""
+        """Counts of lines and repeated lines; a run of line feeds is one separator."""
         return self._repeats(*passes.find_blocks(self.codes, 1, 0, len(self.codes)))
 
     @cached_property
     def repeated_paragraphs(self) -> Repeats:
-        """Repeated paragraphs of the trimmed text, separated by two or more line feeds."""
+        """Counts of paragraphs and repeated ones in the trimmed text. Two or more line feeds separate paragraphs."""
         return self._repeats(*passes.find_blocks(self.codes, 2, *passes.trim(self.codes, table(), 0, len(self.codes))))
 
     def _repeats(self, starts: Array, ends: Array) -> Repeats:
@@ -145,11 +145,11 @@ class Statistics:
         return len(set(words)) / max(len(words), 1)
 
     def longest_encoded_run(self, min_base64: int) -> int:
-        """Return the characters of the longest run of encoded data."""
+        """Return the length in characters of the longest run of encoded data (`lines.encoded_runs`)."""
         return self._encoded_runs(min_base64)[0]
 
     def encoded_characters(self, min_base64: int) -> int:
-        """Return the characters of all runs of encoded data."""
+        """Return the number of characters in all runs of encoded data (`lines.encoded_runs`)."""
         return self._encoded_runs(min_base64)[1]
 
     def _encoded_runs(self, min_base64: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class Statistics:
 
     @cached_property
     def word_spans(self) -> tuple[Array, Array]:
-        """Spans of the words: the first character of each, and the one after its last."""
+        """Starts and ends of the words: index of the first character of each, and of the one after its last."""
         return split(self.codes)
 
     @property
@@ -175,22 +175,22 @@ class Statistics:
         return _hash_words(self.codes, *self.word_spans)
 
     def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
-        """Return the number of distinct stop words in the text; case matters."""
+        """Return how many of `stop_words` occur in the text; case matters."""
         words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
         wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
         return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
 
     def top_ngram_characters(self, n: int) -> int:
-        """Return the characters of all occurrences of the most frequent word n-gram, joined by single spaces."""
+        """Return the number of characters in all occurrences of the most frequent word n-gram, with spaces between words."""
         return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
 
     @cached_property
-    def _places(self) -> tuple[Array, Array, Array]:
-        return _place_words(self.codes, *self.word_spans)
+    def _prefix_sums(self) -> tuple[Array, Array, Array]:
+        return _sum_prefixes(self.codes, *self.word_spans)
 
     def repeated_ngram_characters(self, n: int) -> int:
-        """Return the characters in repeated word n-grams, counted from the left without overlap."""
-        return int(_repeated_characters(*self._places, n))
+        """Return the number of characters in word n-grams that occurred before, counted from the left without overlap."""
+        return int(_repeated_characters(*self._prefix_sums, n))
 
     @cached_property
     def sentences(self) -> int:
@@ -200,18 +200,18 @@ class Statistics:
 
 @cache
 def _flags_of_classes() -> Array:
-    """Return a matrix that is 1 where a class (column) belongs to a kind of Characters (row)."""
+    """Return a matrix that is 1 where a class of `characters.classes` (column) is counted by a field of Characters (row)."""
     flags = (
         kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
         kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,
     )  # fmt: skip
-    found: Array = ((np.array(flags, np.uint32)[:, None] & classes()[1]) != 0).astype(np.int64)
-    return found
+    matrix: Array = ((np.array(flags, np.uint32)[:, None] & classes()[1]) != 0).astype(np.int64)
+    return matrix
 
 
 @compiled
 def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
-    """Return the fields of Words in order."""
+    """Return the fields of Words, in order, from the spans of the words."""
     num_proper, characters, alphabetic = 0, 0, 0
     for i in range(len(starts)):
         proper, letter = False, False
@@ -229,15 +229,18 @@ def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple
 
 @compiled
 def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
-    found = np.empty(len(starts), np.uint64)
+    hashes = np.empty(len(starts), np.uint64)
     for i in range(len(starts)):
-        found[i] = hash_span(codes, starts[i], ends[i])
-    return found
+        hashes[i] = hash_span(codes, starts[i], ends[i])
+    return hashes
 
 
 @compiled
 def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
-    """Return occurrences times characters of the most frequent n-gram of word hashes, the first in a tie."""
+    """Return the number of occurrences times the characters of the most frequent n-gram, the first in a tie.
+
+    `words` are the hashes of the words, and `starts` and `ends` their spans.
+    """
     total = len(starts) - n + 1
     if total < 1:
         return 0
@@ -262,40 +265,43 @@ def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> i
 
 
 @compiled
-def _place_words(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
-    """Return prefix sums from which the hash of any run of words takes one multiplication.
+def _sum_prefixes(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
+    """Return arrays, (words + 1,), from which `_repeated_characters` hashes any run of words with one multiplication.
 
-    With all words joined without spaces, these are up to each word the sum of mixed characters times BASE^position;
-    BASE^-position; and the position.
+    With all words joined without spaces, let p be the position where a word begins. The arrays have, for each word and for
+    the end, the sum over all earlier characters of their mixed code times BASE^position; BASE^-p; and p.
     """
     sums, inverses = np.empty(len(starts) + 1, np.uint64), np.empty(len(starts) + 1, np.uint64)
-    places = np.empty(len(starts) + 1, np.int64)
-    sums[0], inverses[0], places[0] = np.uint64(0), ONE, 0
-    power, inverse, total, place = ONE, ONE, np.uint64(0), 0
+    positions = np.empty(len(starts) + 1, np.int64)
+    sums[0], inverses[0], positions[0] = np.uint64(0), ONE, 0
+    power, inverse, total, position = ONE, ONE, np.uint64(0), 0
     for i in range(len(starts)):
         for at in range(starts[i], ends[i]):
             mixed = (np.uint64(codes[at]) + ONE) * MULTIPLIER
             total += (mixed ^ (mixed >> SHIFT)) * power
             power *= BASE
             inverse *= INVERSE
-        place += ends[i] - starts[i]
-        sums[i + 1], inverses[i + 1], places[i + 1] = total, inverse, place
-    return sums, inverses, places
+        position += ends[i] - starts[i]
+        sums[i + 1], inverses[i + 1], positions[i + 1] = total, inverse, position
+    return sums, inverses, positions
 
 
 @compiled
-def _repeated_characters(sums: Array, inverses: Array, places: Array, n: int) -> int:
-    """Return the characters in repeated n-grams, read from the left without overlap; words are joined without spaces."""
-    num_words = len(places) - 1
+def _repeated_characters(sums: Array, inverses: Array, positions: Array, n: int) -> int:
+    """Return the number of characters in n-grams that occurred before, read from the left without overlap.
+
+    The first three arguments are the arrays of `_sum_prefixes`. Spaces between words do not count.
+    """
+    num_words = len(positions) - 1
     slots = hash_table(num_words)
     repeated, i = 0, 0
     while i < num_words - n + 1:
         key = (sums[i + n] - sums[i]) * inverses[i]
-        key = (key ^ (key >> SHIFT)) * MULTIPLIER + np.uint64(places[i + n] - places[i])
+        key = (key ^ (key >> SHIFT)) * MULTIPLIER + np.uint64(positions[i + n] - positions[i])
         key = ((key ^ (key >> SHIFT)) * BASE) | ONE
         slot = find_slot(slots, key)
         if slots[slot] == key:
-            repeated += places[i + n] - places[i]
+            repeated += positions[i + n] - positions[i]
             i += n
         else:
             slots[slot] = key

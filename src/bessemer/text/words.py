@@ -28,7 +28,10 @@ LENGTHS, MERGED, UNIT = 0xFFF, 1 << 29, 1 << 30
 
 
 def split(codes: Array) -> tuple[Array, Array]:
-    """Return the first character of every word, and the one after its last; `codes` are code points."""
+    """Split a text, given as code points, into words.
+
+    Returns the index of the first character of each word, and of the one after its last.
+    """
     return _split(codes, *special_table())
 
 
@@ -40,10 +43,11 @@ def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
 
 @cache
 def special_table() -> tuple[Array, Array]:
-    """Return the hashes of special strings, and their values: the lengths of their words, 4 bits each, or a flag.
+    """Build a hash table of spaCy's special strings: exceptions to word splitting, such as don't, and units.
 
-    After the values there is, by first and last character (low 7 bits), one bit for each length of a special string. It
-    excludes most words without hashing.
+    Returns the hash in each slot, and an array of values. The first values are those of the slots: the lengths of the
+    string's words, 4 bits each, and the flags MERGED and UNIT. Then follows a bit mask of the lengths of all special strings
+    for each pair of first and last character (low 7 bits), which excludes most words without hashing.
     """
     exceptions = spacy()["words"]["exceptions"].split()  # with · between the words of each; most are one word
     entries = [(text.replace("·", ""), text.split("·"), 0) for text in exceptions]
@@ -53,8 +57,8 @@ def special_table() -> tuple[Array, Array]:
     empty = keys.copy(), values.copy()
     for text, pieces, value in entries:
         codes = code_points(text)
-        for place, piece in enumerate(pieces):
-            value |= len(piece) << 4 * place
+        for index, piece in enumerate(pieces):
+            value |= len(piece) << 4 * index
         if len(pieces) == 1:
             num_split = len(_split(codes, *empty)[0])
             value |= MERGED | num_split << 16 if num_split > 1 else 0
@@ -68,11 +72,7 @@ def special_table() -> tuple[Array, Array]:
 
 @compiled
 def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
-    """Return the value of the text [first, last) in the table of word-splitting exceptions, or 0 if it is not one of them.
-
-    `keys` is an open-addressing hash table of the exceptions. `values` has the value of each slot, then a bit mask of the
-    lengths of the exceptions by their first and last character.
-    """
+    """Return the value of the special string codes[first:last] in the table of `special_table`; 0 for any other text."""
     if last - first > LONGEST or last <= first:
         return 0
     lengths = values[len(keys) + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
@@ -88,7 +88,7 @@ def _is_digit(code: int) -> bool:
 
 @compiled
 def _count_dots(codes: Array, at: int, last: int) -> int:
-    """Return the number of consecutive full stops from `at`."""
+    """Return the number of consecutive full stops from position `at`, before `last`."""
     end = at
     while end < last and codes[end] == 46:
         end += 1
@@ -97,7 +97,7 @@ def _count_dots(codes: Array, at: int, last: int) -> int:
 
 @compiled
 def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
-    """Return the number of characters to split off at the start."""
+    """Return the number of characters to split off at the start of the word codes[first:last]."""
     code = codes[first]
     if bits[code] & kinds.PREFIX:
         return 1
@@ -115,12 +115,15 @@ def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array) -> int:
-    """Return the number of characters to split off at the end, the longest match of any pattern."""
+    """Return the number of characters to split off at the end of the word codes[first:last].
+
+    It is the longest match of any pattern. `keys` and `values` are the arrays of `special_table`, here and below.
+    """
     if first >= last:
         return 0
     code = codes[last - 1]
     kind = bits[code]
-    found = 1 if kind & kinds.SUFFIX else 0
+    longest = 1 if kind & kinds.SUFFIX else 0
     before = codes[last - 2] if last - 2 >= first else codes[last - 1] * 0
     third = codes[last - 3] if last - 3 >= first else before * 0
     if code == 46:
@@ -133,27 +136,30 @@ def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, value
             return 1
         return 1 if third == 0xB0 and (before == 70 or before == 67 or before == 75) else 0  # °F. °C. °K.
     if (code == 115 or code == 83) and (before == 39 or before == 0x2019):  # 's
-        found = 2
+        longest = 2
     if _is_digit(before) and (code == 43 or kind & kinds.CURRENCY):
-        found = max(found, 1)
+        longest = max(longest, 1)
     if code == 36:  # 5US$ 5C$
         if last - 4 >= first and third == 85 and before == 83 and _is_digit(codes[last - 4]):
-            found = 3
+            longest = 3
         if (before == 67 or before == 65) and _is_digit(third):
-            found = max(found, 2)
+            longest = max(longest, 2)
     for length in range(1, LONGEST_UNIT + 1):
         if last - length - 1 < first or _is_digit(codes[last - length]):
             break
         if _is_digit(codes[last - length - 1]):
             if _look_up(codes, last - length, last, keys, values) & UNIT:
-                found = max(found, length)
+                longest = max(longest, length)
             break
-    return found
+    return longest
 
 
 @compiled
 def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
-    """Return the number of characters to split out at a position inside a word."""
+    """Return the number of characters at position `at` that form an infix of the word codes[first:last], 0 for none.
+
+    An infix is a separate word between two parts, such as a hyphen.
+    """
     code = codes[at]
     if code == 46 and at + 1 < last and codes[at + 1] == 46:
         return _count_dots(codes, at, last)
@@ -186,9 +192,9 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Return True if a host name with a lower-case top-level domain, or an IPv4 address, starts here.
+    """Return True if codes[first:last] is a host name with a lower-case top-level domain, or an IPv4 address.
 
-    Only a port and a path may follow. The pattern is spaCy's (lang/tokenizer_exceptions.py, after Diego Perini's).
+    A port and a path may follow. The pattern is spaCy's (lang/tokenizer_exceptions.py, after Diego Perini's).
     """
     end = first
     while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):  # : / ? #
@@ -227,7 +233,7 @@ def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
 
 @compiled
 def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Return True if a word is a URL, with or without its scheme, or an e-mail address."""
+    """Return True if codes[first:last] is a URL, with or without its scheme, or an e-mail address."""
     start = first
     for at in range(first, min(last - 2, first + 64)):
         if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:  # ://
@@ -250,7 +256,7 @@ def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
 
 @compiled
 def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: Array, ends: Array) -> int:
-    """Write words into `starts` and `ends`, which have room for every character, and return their number."""
+    """Write the spans of all words into `starts` and `ends`, which have room for every character. Returns their number."""
     count, at = 0, 0
     while at < len(codes):
         while at < len(codes) and bits[codes[at]] & kinds.SPACE:
@@ -276,7 +282,10 @@ def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: 
 def _split_run(
     codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array, count: int
 ) -> int:
-    """Split a run without white space, writing its words to `starts` and `ends` from `count`; return the new count."""
+    """Split codes[first:last], which has no white space, into words.
+
+    Appends their spans to the `count` spans in `starts` and `ends`, and returns the new count.
+    """
     begin, low, high, size = count, first, last, -1
     tail = count + last - first  # suffixes are stacked down from here; there are never more words than characters
     lengths = _look_up(codes, first, last, keys, values) & LENGTHS
@@ -308,15 +317,18 @@ def _split_run(
         high = low
     if low < high:
         count = _split_inside(codes, low, high, bits, starts, ends, count)
-    for place in range(tail, begin + last - first):
-        starts[count], ends[count] = starts[place], ends[place]
+    for suffix in range(tail, begin + last - first):
+        starts[count], ends[count] = starts[suffix], ends[suffix]
         count += 1
     return _merge(codes, begin, count, keys, values, starts, ends) if count - begin > 1 else count
 
 
 @compiled
 def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, ends: Array, count: int) -> int:
-    """Split a word at its infixes, unless it is a URL; return the new count."""
+    """Split the word codes[low:high] at its infixes, unless it is a URL.
+
+    Appends the spans to the `count` spans in `starts` and `ends`, and returns the new count.
+    """
     at, start, checked = low + 1, low, False
     while at < high:
         length = _infix(codes, at, low, high, bits) if bits[codes[at]] & kinds.INFIX else 0
@@ -340,19 +352,22 @@ def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array,
 
 @compiled
 def _merge(codes: Array, begin: int, count: int, keys: Array, values: Array, starts: Array, ends: Array) -> int:
-    """Merge neighbouring words of one run into special strings, longest first; return the new count."""
-    place, out = begin, begin
-    while place < count:
+    """Merge neighbouring words from number `begin` on that form a special string (MERGED), longest first.
+
+    Overwrites the spans in `starts` and `ends`, and returns the new number of words.
+    """
+    word, num_merged = begin, begin
+    while word < count:
         taken = 1
         most = 1
-        while most < MAX_MERGED and place + most < count and ends[place + most] - starts[place] <= LONGEST:
+        while most < MAX_MERGED and word + most < count and ends[word + most] - starts[word] <= LONGEST:
             most += 1
         for number in range(most, 1, -1):
-            value = _look_up(codes, starts[place], ends[place + number - 1], keys, values)
+            value = _look_up(codes, starts[word], ends[word + number - 1], keys, values)
             if value & MERGED and (value >> 16) & 15 == number:
                 taken = number
                 break
-        starts[out], ends[out] = starts[place], ends[place + taken - 1]
-        out += 1
-        place += taken
-    return out
+        starts[num_merged], ends[num_merged] = starts[word], ends[word + taken - 1]
+        num_merged += 1
+        word += taken
+    return num_merged

@@ -32,10 +32,10 @@ Sets: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 
 @dataclass(frozen=True)
 class PairTask(task.DedupTask):
-    """A task of one part in the comparison of pairs."""
+    """Base class for the tasks that compare candidate pairs of documents, one task per part."""
 
     def pairs(self, end: str) -> np.ndarray:
-        """Return the distinct pairs, sorted, whose `end` ("first" or "second") document is in this part."""
+        """Return the candidate pairs (sorted records of PAIR) whose `end` document, "first" or "second", is in this part."""
         waiting, num_waiting = [np.empty(0, task.PAIR)], 0
         for number in range(num_key_ranges(self.plan)):
             part = self.gather("CandidatePairs", range(number, number + 1), end, task.PAIR)
@@ -50,10 +50,10 @@ class PairTask(task.DedupTask):
 
 @dataclass(frozen=True)
 class SendSets(PairTask):
-    """A task that sends the shingle sets of a part's paired documents to the tasks that compare them.
+    """A task that writes the shingle sets of a part's documents in candidate pairs, for the tasks that compare them.
 
-    A pair is compared in the part of its first document, so this part keeps the sets of first documents and sends those of
-    second documents there.
+    A pair is compared in the part of its first document. So the sets of first documents go to this part, and those of second
+    documents to the part of the first.
     """
 
     part: AnyPart
@@ -79,24 +79,29 @@ class SendSets(PairTask):
                 check_stop()
         return {}
 
-    def _sets(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield chunks of (rows, their concatenated shingle sets, the length of each set)."""
+    def _sets(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield (rows, sets, lengths) for chunks of `rows`, ascending row numbers of documents in this part.
+
+        `sets` has the shingle hashes of these documents, concatenated, and `lengths` their number in each document. Without
+        `verify`, signatures take the place of shingle hashes.
+        """
         if not self.plan.settings.verify:
-            yield from self._signatures(wanted)
+            yield from self._signatures(rows)
             return
         first = 0
-        for table in self.part(["text"]) if len(wanted) else ():
-            here = wanted[slice(*np.searchsorted(wanted, (first, first + table.num_rows)))]
-            for start in range(0, len(here), CHUNK):
-                chosen = here[start : start + CHUNK]
+        for table in self.part(["text"]) if len(rows) else ():
+            in_table = rows[slice(*np.searchsorted(rows, (first, first + table.num_rows)))]
+            for start in range(0, len(in_table), CHUNK):
+                chosen = in_table[start : start + CHUNK]
                 yield chosen, *shingle_sets(table["text"].take(chosen - first).to_pylist(), self.plan.settings)
             first += table.num_rows
 
-    def _signatures(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _signatures(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Like `_sets`, but yield the stored signatures of the documents."""
         width = num_hashes(self.plan.settings)
         with (self.result("DocumentKeys", self.number) / "signatures").open("rb") as file:
-            for start in range(0, len(wanted), CHUNK):
-                chosen = wanted[start : start + CHUNK]
+            for start in range(0, len(rows), CHUNK):
+                chosen = rows[start : start + CHUNK]
                 file.seek(int(chosen[0]) * width * 4)
                 block = read_array(file, np.uint32, int(chosen[-1] - chosen[0] + 1) * width).reshape(-1, width)
                 yield chosen, block[chosen - chosen[0]].reshape(-1), np.full(len(chosen), width)
@@ -104,9 +109,9 @@ class SendSets(PairTask):
 
 @dataclass(frozen=True)
 class CompareSets(PairTask):
-    """A task that writes the duplicates in a part as edges, spread evenly over targets.
+    """A task that compares the candidate pairs of a part and writes an edge (a record of EDGE) for each near duplicate.
 
-    It finds near duplicates by their similarity and passes on the edges between equal texts.
+    It also passes on the edges between equal texts. Edges are spread evenly over the targets by document number.
     """
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -129,14 +134,17 @@ class CompareSets(PairTask):
             yield self._compared(some, own, self._sets(int(task.part_of(some["second"][0]))))
 
     def _sets(self, number: int) -> Sets:
-        """Return the sets that the task of part `number` sent to this part."""
+        """Return the shingle sets that the `SendSets` task of part `number` wrote for this part."""
         sender, kind = range(number, number + 1), "<u8" if self.plan.settings.verify else "<u4"
         sets = self.gather(SendSets.__name__, sender, "documents", SET)
         starts = np.append(0, np.cumsum(sets["length"]))
         return sets["document"], starts, self.gather(SendSets.__name__, sender, "sets", kind)
 
     def _compared(self, pairs: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
-        """Return edges for the pairs whose similarity is at least `min_jaccard`."""
+        """Return edges for the pairs whose similarity is at least `min_jaccard`.
+
+        `own` has the sets of the pairs' first documents, and `other` those of the second ones.
+        """
         settings, similarity = self.plan.settings, np.empty(len(pairs))
         (mine, starts, values), (theirs, their_starts, their_values) = own, other
         left = np.searchsorted(mine["number"], pairs["first"])

@@ -79,14 +79,14 @@ class DocumentKeys(task.DedupTask):
                     continue
                 texts = table["text"].to_pylist() if "text" in table.column_names else []
                 folded = [fold(text) for text in texts]
-                here = task.records(task.DOCUMENT, table.num_rows, name=packed(table["identity"].to_pylist()))
-                here["number"] = np.arange(first, first + table.num_rows, dtype=np.uint64)
-                here["order"] = _order(table, texts, self.part.corpus != "", self.plan)
-                documents.append(here)
+                entries = task.records(task.DOCUMENT, table.num_rows, name=packed(table["identity"].to_pylist()))
+                entries["number"] = np.arange(first, first + table.num_rows, dtype=np.uint64)
+                entries["order"] = _order(table, texts, self.part.corpus != "", self.plan)
+                documents.append(entries)
                 salts.append(_salts(table, settings))
                 if settings.exact:
-                    found = _hashes(table, folded, here, salts[-1])
-                    hashes.write(task.range_of(found["high"], num_ranges), found)
+                    text_hashes = _hashes(table, folded, entries, salts[-1])
+                    hashes.write(task.range_of(text_hashes["high"], num_ranges), text_hashes)
                 if settings.minhash and "signature" in table.column_names:
                     signed.write(table["signature"].combine_chunks().flatten().to_numpy().tobytes())
                 elif settings.minhash:
@@ -123,7 +123,7 @@ class EqualTexts(task.DedupTask):
 
 
 def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan) -> np.ndarray:
-    """Return the sort key of each document by `keep`; the smallest is preferred."""
+    """Return the uint64 sort key of each document by `corpus.dedup.keep`. Of several duplicates the smallest key is kept."""
     settings, count = plan.settings, table.num_rows
     rank: np.ndarray = np.zeros(count, dtype=np.uint64)
     if settings.keep == "quality" and "quality" in table.column_names:
@@ -147,17 +147,20 @@ def _strings(table: pa.Table, name: str) -> list[str]:
 
 
 def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
-    """Return a 32-bit number per document that differs between the groups that `within` keeps apart."""
-    places = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
+    """Return a 32-bit number per document, equal for documents that `corpus.dedup.within` compares with each other."""
+    groups = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
     if settings.within == "crawl":
         crawls = map(CRAWL.search, _strings(table, "path"))
-        places = [crawl[0] if crawl else source for crawl, source in zip(crawls, places, strict=True)]
-    numbers = {name: key_of("within", name) >> 32 if name else 0 for name in set(places)}
-    return np.array([numbers[name] for name in places], dtype=np.uint64)
+        groups = [crawl[0] if crawl else source for crawl, source in zip(crawls, groups, strict=True)]
+    numbers = {name: key_of("within", name) >> 32 if name else 0 for name in set(groups)}
+    return np.array([numbers[name] for name in groups], dtype=np.uint64)
 
 
 def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts: np.ndarray) -> np.ndarray:
-    """Return 128-bit hashes of the folded texts, which differ between documents with different salts."""
+    """Return a record of HASH per document, with the 128-bit hash of its folded text and its salt.
+
+    If `folded` is empty, the text hashes are those in the column `exact`.
+    """
     exact = [text_digest(text) for text in folded] if folded else table["exact"].to_pylist()
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
     low = halves[:, 1] ^ salts * np.uint64(0x9E3779B97F4A7C15)
@@ -173,9 +176,9 @@ def _require_unique(names: np.ndarray) -> None:
 
 
 def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
-    """Return the entries whose key occurs more than once, sorted by that key.
+    """Return the records of `entries` whose value in the field `key` occurs more than once, sorted by that value.
 
-    These are few, so the other columns are sorted only for them.
+    These are few, so callers sort the other fields only for them.
     """
     by_key = np.argsort(entries[key])
     _, sizes = task.runs(entries[key][by_key])

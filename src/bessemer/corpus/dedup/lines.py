@@ -150,9 +150,9 @@ class LineStep(GlobalStep, Dedup):
 
 
 def _spans(lines: list[str], numbers: np.ndarray) -> Spans:
-    """Return the character ranges of some lines, joined when adjacent, each with the line break that follows.
+    """Return the character ranges to cut so that the lines with these numbers disappear, adjacent ones as one range.
 
-    The last line of a text takes the line break before it instead.
+    A range includes the line break after its lines, or the one before them at the end of the text.
     """
     starts = np.append(0, np.cumsum([len(line) + 1 for line in lines])).tolist()
     whole, runs = starts[-1] - 1, np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)

@@ -44,9 +44,9 @@ GROUP_BYTES = 6 * task.EDGE.itemsize  # memory per edge in ChooseKeepers
 
 @dataclass(frozen=True)
 class GroupTask(task.DedupTask):
-    """A task on a group of documents or components.
+    """A task on one of `num_groups` groups of documents or of connected components of similar documents.
 
-    Its files have one target per part, because they are written before the number of groups is known.
+    The files it reads have one target per part, because they are written before the number of groups is known.
     """
 
     num_groups: int
@@ -57,13 +57,16 @@ class GroupTask(task.DedupTask):
         return range(start, end)
 
     def write_groups(self, path: Path, numbers: np.ndarray, values: np.ndarray) -> None:
-        """Write values for the groups that the document `numbers` belong to."""
+        """Write values[i] for the task of the group that document numbers[i] belongs to."""
         write_split(path, self.plan.num_parts, task.spread(numbers, self.plan.num_parts), values)
 
 
 @dataclass(frozen=True)
 class FindComponents(GroupTask):
-    """A task that finds the connected components of all edges, and writes the smallest number in that of each document."""
+    """A task that finds the connected components of all edges.
+
+    It writes, for each document of an edge, its number and the smallest document number in its component.
+    """
 
     def make(self, folder: Path) -> dict[str, int]:
         pairs = [np.empty(0, task.PAIR)]
@@ -174,7 +177,7 @@ class DuplicateStep(SignedStep):
     document_bytes = 25
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, Any]:
-        """Return the counts of removed documents and of clusters."""
+        """Return the counts of removed documents and of clusters of duplicates, for statistics.json."""
         every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         sources = tuple(source.name for source in documents.corpus.sources)
         corpora = [part.corpus for part in every.parts]
@@ -198,7 +201,7 @@ class DuplicateStep(SignedStep):
         }
 
     def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
-        """Run the tasks that choose a kept document for each duplicate. Returns the counts of each group."""
+        """Run the tasks that choose a kept document for each duplicate. Returns the receipts of the `ChooseKeepers` tasks."""
         documents.on_parts(keys.DocumentKeys, reads=True, plan=plan, step=self)
         documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
         if self.minhash:

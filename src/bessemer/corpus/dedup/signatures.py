@@ -170,7 +170,11 @@ def similarities(
     are_sets: bool, left: Array, starts: Array, chosen: Array, right: Array, right_starts: Array, right_chosen: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Write the similarity of pairs of sets or signatures into `out`. Item i of `left` is left[starts[i]:starts[i + 1]]."""
+    """Write the similarity of pairs of documents into `out`, by Jaccard for sets, else by the share of equal values.
+
+    Pair i has item chosen[i] of `left` and item right_chosen[i] of `right`. Item k of `left`, a set or a signature, is
+    left[starts[k]:starts[k + 1]].
+    """
     for i in range(len(out)):
         one = left[starts[chosen[i]] : starts[chosen[i] + 1]]
         other = right[right_starts[right_chosen[i]] : right_starts[right_chosen[i] + 1]]
@@ -179,11 +183,11 @@ def similarities(
 
 @compiled
 def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
-    """Set `edge_of` of each document to reject to its first edge from a document that stays.
+    """Set `edge_of` of each document to reject to the index of its first edge from a document that is kept.
 
-    In order, a document stays unless an edge joins it to an earlier one that stays. `can_go` marks the documents that may be
-    rejected. Edges join left[i] < right[i], places in the order, and are sorted by (right, left). `edge_of` must be filled
-    with -1, which remains for documents that stay.
+    Documents are numbered in the order of preference. A document is kept unless an edge joins it to an earlier one that is
+    kept. `can_go` marks the documents that may be rejected. Edge i joins the documents left[i] < right[i], and edges are
+    sorted by (right, left). `edge_of` must be filled with -1, which remains for kept documents.
     """
     for i in range(len(left)):
         one, other = left[i], right[i]

@@ -120,10 +120,10 @@ class DedupPlan:
 
 @dataclass(frozen=True)
 class DedupTask(StepTask):
-    """A task of the search for duplicates, the base class of its steps.
+    """Base class for the tasks of a search for duplicates.
 
-    It reads what the tasks of earlier steps wrote for it: for one part of the documents, one range of signature bands, or
-    one group of connected documents.
+    A task handles one part of the documents, one range of hashes, or one group of connected documents. It reads what the
+    tasks of earlier classes wrote for this part, range or group.
     """
 
     plan: DedupPlan
@@ -133,9 +133,9 @@ class DedupTask(StepTask):
         """Targets of the previous tasks' files that this task reads."""
         return range(self.number, self.number + 1)
 
-    def gather(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return the values that the tasks of a step wrote for this task."""
-        return read_split((self.result(step, number) / file for number in numbers), self.targets, dtype)
+    def gather(self, task: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
+        """Return the values in `file` that the tasks with class name `task` and these numbers wrote for this task."""
+        return read_split((self.result(task, number) / file for number in numbers), self.targets, dtype)
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:
@@ -144,7 +144,7 @@ def packed(identities: Sequence[str]) -> np.ndarray:
 
 
 def identity_of(name: bytes) -> str:
-    """Return the hexadecimal identity of a 16-byte string, from which NumPy strips trailing zeros."""
+    """Convert a value of `packed` back to a hexadecimal identity. NumPy strips its trailing zero bytes."""
     return name.ljust(16, b"\0").hex()
 
 
@@ -159,12 +159,12 @@ def row_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def is_earlier(order: np.ndarray) -> np.ndarray:
-    """Return a mask of the documents that belong to an earlier corpus."""
+    """Return a mask of the documents that belong to an earlier corpus, from their sort keys (`order` of DOCUMENT)."""
     return np.asarray(order >> IS_OWN_BIT == 0)
 
 
 def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
-    """Return a structured array with the given columns. Other columns are 0."""
+    """Return a structured array of `size` records with the given fields. Other fields of `dtype` are 0."""
     table: np.ndarray = np.zeros(size, dtype=dtype)
     for name, values in columns.items():
         table[name] = values
@@ -172,12 +172,12 @@ def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
 
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Return the range, of `num_ranges` equal ones, of each uniformly distributed 64-bit key."""
+    """Return the number of the range that each uniformly distributed 64-bit key falls into, of `num_ranges` equal ranges."""
     return np.asarray((keys >> np.uint64(32)) * np.uint64(num_ranges) >> np.uint64(32))
 
 
 def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Return the range, of `num_ranges`, of each document number. Numbers are spread evenly."""
+    """Assign each document number to one of `num_ranges` ranges by a hash, so that ranges have about equal size."""
     return range_of(numbers * SPREAD, num_ranges)
 
 
@@ -187,7 +187,7 @@ def larger(edges: np.ndarray) -> np.ndarray:
 
 
 def runs(*ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and length of each run of equal rows in sorted columns."""
+    """Return the start and length of each run of rows that are equal in all of some sorted columns."""
     starts = np.flatnonzero(is_new(*ordered))
     return starts, np.diff(np.append(starts, len(ordered[0])))
 
@@ -259,15 +259,15 @@ def write_split(
 
 
 def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -> np.ndarray:
-    """Return the concatenated values for some targets from files of `SplitWriter`."""
+    """Return the values that files of `SplitWriter` have for some targets, concatenated in the order of files and runs."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
     for runs in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
         parts += runs
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
-def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.ndarray]:
-    """Return the values for some targets from each run that has any."""
+def _read_runs(path: AnyPath, targets: range, dtype: np.dtype[Any]) -> list[np.ndarray]:
+    """Return the values for some targets from one file of `SplitWriter`, one array per sorted run that has any."""
     runs = []
     with path.open("rb") as file:
         size = file.seek(-16, 2)
@@ -278,7 +278,7 @@ def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.nd
             first, end = int(starts[0]), int(starts[-1])
             if end > first:
                 file.seek(first)
-                runs.append(read_array(file, kind, (end - first) // kind.itemsize))
+                runs.append(read_array(file, dtype, (end - first) // dtype.itemsize))
                 if runs[-1].nbytes < end - first:
                     raise OSError(f"{path}: the file ends before byte {end}; remove its folder and run again")
     return runs
@@ -298,7 +298,10 @@ def load_array(path: AnyPath) -> np.ndarray:
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the chosen arrays of those that are concatenated in `values`, concatenated in the chosen order."""
+    """Select some of the arrays of the given lengths that are concatenated in `values`.
+
+    Returns the arrays with the indices `chosen`, concatenated in this order.
+    """
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     arrays = pa.LargeListArray.from_arrays(offsets, values)
     return np.asarray(arrays.take(pa.array(chosen)).flatten().to_numpy())

@@ -166,7 +166,7 @@ def _rest_of_mark(match: re.Match[str]) -> str:
 
 
 def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
-    """Return a pattern with its fields filled in; None if a required field is missing."""
+    """Fill the arguments of a wiki template into its pattern of wikitext.toml; None if a required one is missing."""
     positional = [text for name, text in arguments.items() if name.isdecimal() and text]
 
     def value(names: str) -> str:

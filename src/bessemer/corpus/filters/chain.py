@@ -313,7 +313,7 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
 
 
 def list_step_counts(tally: Tally, filters: Sequence[Filter]) -> list[dict[str, Any]]:
-    """Return rows {step, documents_in, rejected} of the reader and all filters."""
+    """Return rows {step, documents_in, rejected} of the reader and all filters, in order, from a tally of documents."""
     rows, left = [], tally.documents_in
     for name in (READ, *(one.name for one in filters)):
         rejected = tally[REJECTED_IN][name]

@@ -94,7 +94,7 @@ def build(settings: Settings) -> GramIndex:
 
 
 def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[np.uint64]:
-    """Return the distinct n-gram hashes of an item, and add their lengths to `lengths`."""
+    """Return the distinct hashes of the n-grams in an item's texts, and add the values of n to `lengths`."""
     parts = [np.empty(0, dtype=np.uint64)]
     for text in texts:
         hashes, _ = folded_words(normalise_foreign(text))
@@ -107,7 +107,7 @@ def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[n
 
 def check(text: str, index: GramIndex) -> EvaluationOverlap:
     """Find the overlap of a text with the evaluation sets in one pass."""
-    hits, places = find(text, index.lengths, index.slots, index.numbers)
+    hits, hit_spans = find(text, index.lengths, index.slots, index.numbers)
     if not len(hits):
         return NO_OVERLAP
     distinct = np.unique(hits)
@@ -119,14 +119,14 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
         name: tuple(np.flatnonzero(touched[first:last]).tolist())
         for name, (first, last) in zip(index.names, pairwise(np.cumsum([0, *index.sizes])), strict=True)
     }
-    spans = _merged(places[guilty[np.searchsorted(distinct, hits)]])
+    spans = _merged(hit_spans[guilty[np.searchsorted(distinct, hits)]])
     return EvaluationOverlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
 
 
-def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Merge overlapping and adjacent spans."""
+def _merged(all_spans: NDArray[np.int64]) -> tuple[Span, ...]:
+    """Merge overlapping and adjacent spans, given as rows [start, end)."""
     spans: list[Span] = []
-    for start, end in sorted(map(tuple, places.tolist())):
+    for start, end in sorted(map(tuple, all_spans.tolist())):
         if spans and start <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:
@@ -134,19 +134,19 @@ def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collection[str]) -> list[dict[str, Any]]:
+def statistics(index: GramIndex, documents: Mapping[str, int], matches: Collection[str]) -> list[dict[str, Any]]:
     """Return one row per evaluation set for statistics.json.
 
     Args:
         index: The n-grams of the sets.
         documents: Number of documents that match each set.
-        items_: The matched items, as SET/NUMBER.
+        matches: The matched items, as SET/NUMBER.
 
     Returns:
         Rows {name, items, searched, items_touched, documents, share}. `searched` counts the items with a text that is long
             enough, and `share` is the matched part of those.
     """
-    touched = Counter(item.rpartition("/")[0] for item in items_)
+    touched = Counter(item.rpartition("/")[0] for item in matches)
     rows = []
     for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
         row = {"name": name, "items": size, "searched": size - silent, "items_touched": touched[name]}
@@ -176,7 +176,10 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield each line that is not blank with its position: the text of .txt files, else the JSON value or None if invalid."""
+    """Yield (position for an error message, value) of each line that is not blank.
+
+    The value is the text in a .txt file, else the JSON value, or None if it is invalid.
+    """
     with pa.input_stream(str(path), compression="detect") as stream:
         for number, raw in enumerate(io.BufferedReader(stream), 1):
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
@@ -188,6 +191,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield each row of a Parquet file as `_lines` does, with no position."""
     with pq.ParquetFile(path) as parquet:
         for batch in parquet.iter_batches(ROWS_AT_ONCE):
             yield from (("", row) for row in batch.to_pylist())

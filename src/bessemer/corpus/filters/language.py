@@ -96,7 +96,10 @@ def _model(model: str | None) -> Any:
 
 
 def share_of_label(model: Any, line: str, label: str) -> float:
-    """Return the probability of a label, named with or without its prefix, for one line of text; 0 if it has none."""
+    """Return the probability that a fastText model gives a label for one line of text; 0 if it does not predict the label.
+
+    `label` may lack the prefix `__label__`.
+    """
     labels, shares = model.predict(line, k=-1)
     return float(sum(share for name, share in zip(labels, shares, strict=True) if name in (label, LABEL + label)))
 

@@ -46,7 +46,7 @@ def header(lines: Iterable[str]) -> tuple[list[str], str, bool]:
 
 
 def rows(text: TextIO) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield (source text, fields by column, problem) for each row below the header.
+    """Yield (text, fields by column, problem) for each row below the header. `problem` is "" for a valid row.
 
     Raises ValueError for a line that is too long.
     """
@@ -81,7 +81,11 @@ def rows(text: TextIO) -> Iterator[tuple[str, dict[str, str], str]]:
 
 
 def _are_rows(lines: list[str], fields: list[str], delimiter: str) -> bool:
-    """Return whether the lines of a row are rows themselves, with numbers in the same columns as the row."""
+    """Return True if a quotation mark joined several rows of a table into one.
+
+    `fields` are those of the joined row, and `lines` its lines. They count as rows if most have equally many fields, with
+    numbers in the same columns.
+    """
     numeric = [at for at, value in enumerate(fields) if NUMBER.fullmatch(value.strip())]
     # CSV fields may contain line breaks, so lines of text alone prove little.
     if len(fields) == 1 or len(lines) < (2 if numeric or delimiter == "\t" else 5):

@@ -36,20 +36,20 @@ TEST_FOLDERS = ("test", "tests")  # inputs of tests, which the format `descripti
 
 
 def contents(files: Sequence[File]) -> list[list[Any]]:
-    """Return the name, size and hash of each file, which do not depend on its location or time."""
+    """Return [name, size, hash] of each file, which do not depend on its location or time."""
 
-    def one(file: File) -> list[Any]:
+    def content(file: File) -> list[Any]:
         hashed = file.etag or str(file.mtime_ns)
         if "://" not in file.path:
             with suppress(OSError):  # reading the file later reports the error
                 hashed = sampled_sha256(file.path)
         return [printable(file.name), file.size, hashed]
 
-    def some(start: int) -> list[list[Any]]:
-        return [one(file) for file in files[start : start + SAMPLED_TOGETHER]]
+    def chunk(start: int) -> list[list[Any]]:
+        return [content(file) for file in files[start : start + SAMPLED_TOGETHER]]
 
     with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
-        return list(chain.from_iterable(pool.map(some, range(0, len(files), SAMPLED_TOGETHER))))
+        return list(chain.from_iterable(pool.map(chunk, range(0, len(files), SAMPLED_TOGETHER))))
 
 
 @dataclass
@@ -92,7 +92,7 @@ def listing(source: Source) -> Listing:
 
 
 def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
-    """Yield all files below one entry of `paths`."""
+    """Yield all files below one entry of `paths` of a source, named relative to the folder `base`."""
     where = f"corpus.sources.{source.name}"
     if pattern.startswith(PLACEHOLDER):
         yield from _of_python(source, pattern)
@@ -128,22 +128,23 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
 
 
 def _of_python(source: Source, pattern: str) -> Iterator[File]:
-    place, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
+    """Yield the files below a URL python://stdlib or python://site-packages of the running Python."""
+    library, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
     paths = sysconfig.get_paths()
     folders = {
         "stdlib": [paths["stdlib"]],
         "site-packages": list(dict.fromkeys(map(os.path.realpath, (paths["purelib"], paths["platlib"])))),
     }
-    if place not in folders:
+    if library not in folders:
         raise InputError(
             f"corpus.sources.{source.name}: {pattern}: unknown folder of Python; use python://stdlib "
             "or python://site-packages"
         )
     left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
-    for folder, name in zip(folders[place], (place, f"{place}~2"), strict=False):
+    for folder, name in zip(folders[library], (library, f"{library}~2"), strict=False):
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
         for file in chain.from_iterable(walk(root, folder, left_out) for root in roots):
-            is_left_out = place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
+            is_left_out = library == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
             # The help topics are prose in a string literal, so only the format `descriptions` reads them.
             if not (is_left_out or (source.format == "code" and file.name.endswith(TOPICS))):
                 yield replace(file, name=f"{PLACEHOLDER}{name}/{file.name}")

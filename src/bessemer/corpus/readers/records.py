@@ -19,7 +19,7 @@ MAX_FIELDS = 16  # maximum number of other fields that are stored in `metadata`
 MAX_DEPTH = 4  # error messages list the fields of objects up to this nesting
 
 
-def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Document:
+def record_of(value: object, key: str, size: int, shown: str, position: dict[str, object], source: Source) -> Document:
     """Convert a JSON value to a document, or to a rejected document with the reason.
 
     Args:
@@ -27,25 +27,25 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
         key: The key of the document.
         size: Size of the record in bytes.
         shown: Text of the record for a rejected document.
-        place: Metadata on the position of the record. Other small fields are added to it.
+        position: Metadata on the position of the record. Other small fields are added to it.
         source: The source, whose settings name the fields.
     """
     if not isinstance(value, dict):
         return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     keys = text_keys(source.text_key)
-    pairs = [field_in(value, one) for one in keys]
+    pairs = [field_in(value, key) for key in keys]
     holder, name = next((field for field in pairs if field[0] is not None), (None, ""))
     if holder is None:
         return Document(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
-    text = _joined([fields and fields[of] for fields, of in pairs], source) if source.joins_fields else holder.pop(name)
+    text = _joined([fields and fields[at] for fields, at in pairs], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
             if source.pair_keys is None and isinstance(text, str) and text.lstrip()[:1] == "[":
                 text = json.loads(text)  # the conversation is a string of JSON
             elif source.pair_keys is not None:
-                asked = (field_in(value, of) for of in source.pair_keys[:-1])
-                text = pair([None if there is None else there[inner] for there, inner in asked], text)
-            rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
+                parts = (field_in(value, name) for name in source.pair_keys[:-1])
+                text = pair([None if fields is None else fields[field] for fields, field in parts], text)
+            rest = {name: field for name, field in {**value, **holder}.items() if name not in (source.pair_keys or ())}
             text = conversation(text, rest)
         except (ValueError, TypeError, RecursionError) as error:  # a Parquet date raises TypeError
             detail = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
@@ -53,7 +53,7 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         return Document(key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not text"[:300])
-    record = Document(key, size, text, metadata={**place, **_small(value, place)})
+    record = Document(key, size, text, metadata={**position, **_small(value, position)})
     if source.label_key:
         labelled, name = field_in(value, source.label_key)
         set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None)
@@ -61,9 +61,9 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
 
 
 def _joined(values: list[object], source: Source) -> object:
-    """Join the text of several fields: separated by empty lines, or filled into a template.
+    """Join the values of the fields that `text_key` names: separated by empty lines, or filled into its template.
 
-    Returns a value that is not text.
+    Returns the first value that is not text, if there is one.
     """
     if isinstance(source.text_key, str):
         strange = [value for value in values if not isinstance(value, str | int | float)]
@@ -100,7 +100,10 @@ def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
 
 
 def set_label(record: Document, where: str, value: object) -> None:
-    """Set the label of a document from a string, an integer or a boolean. The document is rejected for any other value."""
+    """Set the label of a document from a string, an integer or a boolean. The document is rejected for any other value.
+
+    `where` names the field or column in the detail of the rejection.
+    """
     plain = isinstance(value, str | int)
     label = str(value).strip() if plain else ""
     if label and len(label) <= MAX_FIELD_CHARACTERS and label.isprintable():
@@ -110,13 +113,13 @@ def set_label(record: Document, where: str, value: object) -> None:
     record.reason, record.detail = "no_label", f"{where}: no label ({kind})"[:300]
 
 
-def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, object]:
-    """Return the fields to store as metadata: short strings and numbers whose names are not in `place`."""
-    kept: dict[str, object] = {}
+def _small(fields: dict[str, object], position: dict[str, object]) -> dict[str, object]:
+    """Return the fields to store as metadata: short strings and numbers whose names are not in `position`."""
+    metadata: dict[str, object] = {}
     for name, value in fields.items():
         small = isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS
         small = small or (isinstance(value, float) and math.isfinite(value))
         small = small or (isinstance(value, int) and abs(value) < 1 << 63)
-        if small and name not in place and len(name) <= MAX_FIELD_CHARACTERS and len(kept) < MAX_FIELDS:
-            kept[name] = value
-    return kept
+        if small and name not in position and len(name) <= MAX_FIELD_CHARACTERS and len(metadata) < MAX_FIELDS:
+            metadata[name] = value
+    return metadata

@@ -43,10 +43,11 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
 
 
 def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
-    """Train the classifier into `folder`/quality/, or open the one that the recipe names. Returns its part of quality.json.
+    """Train the classifier and write it to `folder`/quality/, or open the one that the recipe names.
 
-    `tables` yields the clean documents of at least the sources that it gets. Raises InputError for
-    unusable examples or an unusable model, and Stopped.
+    Returns the entries of quality.json on the model, its labelled documents and its test metrics. `tables` yields the clean
+    documents of at least the sources it is called with. Raises InputError for unusable examples or an unusable model, and
+    Stopped.
     """
     names = tuple(sorted(sources))
     for name in settings.sources:
@@ -85,14 +86,17 @@ def learned_classifier(settings: Quality, folder: AnyPath) -> Classifier:
 
 
 def train(settings: Quality, labelled: Labelled) -> LinearModel:
-    """Fit a linear model to the training documents."""
+    """Fit a linear model to the training documents of a labelled sample."""
     texts, high = labelled.subset(is_test=False)
     bias, weights = fit(extract(texts, settings.read_bytes, settings.hash_bits), high)
     return LinearModel(settings.read_bytes, settings.hash_bits, bias, weights.astype(np.float32))
 
 
 def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
-    """Return bias and weights of a logistic regression, calibrated by Platt's sigmoid on cross-validated logits."""
+    """Fit a logistic regression to rows of features; `high` is True for documents of high quality.
+
+    Returns the bias and the weights, calibrated by Platt's sigmoid on cross-validated logits.
+    """
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -112,9 +116,9 @@ def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
 
 
 def held_out(scores: Vector, high: Labels) -> dict[str, Any]:
-    """Return the metrics of quality.json on the test documents.
+    """Return the metrics of quality.json from the scores and the labels of the test documents.
 
-    `accuracy`, `f1`, `precision` and `recall` use the limit 0.5.
+    `accuracy`, `f1`, `precision` and `recall` classify a score of at least 0.5 as high quality.
     """
     from sklearn import metrics
 

@@ -59,7 +59,11 @@ class QualityStep(GlobalStep, Quality):
         GlobalStep.run(self.model_copy(update={"classifier": path}), documents, report)
 
     def collect(self, documents: pa.Table) -> pa.Table:
-        """Return source and score of each document, and the excerpts of those that may be examples."""
+        """Return a table with identity, source, score, draw and excerpt of each document.
+
+        `draw` is a pseudorandom number that selects the example documents of quality.json. `excerpt` is the beginning of the
+        text, or null for a document that is no example.
+        """
         texts, names = documents["text"].to_pylist(), packed(documents["identity"].to_pylist())
         scores, draws = learned_classifier(self, self.classifier).score(texts), keys(names, "example", self.seed)
         facts = documents.drop_columns("text").append_column("score", [scores]).append_column("draw", [draws])
@@ -68,7 +72,7 @@ class QualityStep(GlobalStep, Quality):
         return facts.append_column("excerpt", [pa.array(excerpts, pa.string())])
 
     def decide(self, facts: Iterator[pa.Table], report: Path) -> float:
-        """Write quality.json and return the lowest score to keep."""
+        """Write quality.json and return the lowest score that is kept. `facts` are the tables of `collect`."""
         by_source, shown = defaultdict[str, list[Scores]](lambda: [np.zeros(0, np.float32)]), list[pa.Table]()
         for table in facts:
             for name in pc.unique(table["source"]).to_pylist():
@@ -104,7 +108,7 @@ class QualityStep(GlobalStep, Quality):
         return cut
 
     def judge(self, facts: pa.Table, decided: float) -> Iterator[DocumentVerdict]:
-        """Return the score of each document, with the reason if it is rejected."""
+        """Yield a verdict with the score of each document, and the reason if its score is below the limit `decided`."""
         scores, limit = scores_of(facts), limit_in_words(self, decided)
         is_good, sources = stays(self, scores, decided).tolist(), facts["source"].to_pylist()
         for row, score in enumerate(scores.tolist()):
@@ -118,12 +122,15 @@ class QualityStep(GlobalStep, Quality):
 
 
 def scores_of(facts: pa.Table) -> Scores:
-    """Return the scores of a table of facts."""
+    """Return the column `score` of a table of `QualityStep.collect`."""
     return np.asarray(facts["score"].to_numpy(), np.float32)
 
 
 def example_rows(facts: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the rows of the first EXAMPLES documents of each score bin, in the order of their draws."""
+    """Select EXAMPLES random documents from each score bin of a table of `QualityStep.collect`.
+
+    Returns their row numbers, sorted by bin, then `draw`.
+    """
     bins = bin_of(facts["score"].to_numpy())
     order = np.lexsort((facts["draw"].to_numpy(), bins))
     rank = np.arange(len(order)) - np.searchsorted(bins[order], bins[order])
@@ -131,20 +138,20 @@ def example_rows(facts: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the documents to keep. `cut` is the lowest score that use = "filter" keeps."""
+    """Return a mask of the scores to keep. `cut` is the lowest score that use = "filter" keeps; other uses keep all."""
     kept: npt.NDArray[np.bool_] = scores.astype(np.float64) >= (np.float32(cut) if settings.use == "filter" else 0.0)
     return kept
 
 
-def cut_of_share(sample: npt.NDArray[np.float32], share: float) -> float:
-    """Return the score that `share` of a sample reaches. Documents with equal scores are kept together."""
-    if not len(sample):
+def cut_of_share(scores: npt.NDArray[np.float32], share: float) -> float:
+    """Return the lowest score among the best `share` of some scores, at least one of them; 0 for no scores."""
+    if not len(scores):
         return 0.0
-    return float(np.sort(sample)[::-1][max(round(share * len(sample)), 1) - 1])
+    return float(np.sort(scores)[::-1][max(round(share * len(scores)), 1) - 1])
 
 
 def limit_in_words(settings: Quality, cut: float) -> str:
-    """Describe the limit that a rejected document did not reach."""
+    """Describe the lowest score that is kept, for the details of rejected documents; "" if none is rejected."""
     if settings.use == "filter" and settings.keep_share is not None:
         return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
     return f"threshold {cut:g}" if settings.use == "filter" else ""

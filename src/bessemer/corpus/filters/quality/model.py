@@ -181,7 +181,10 @@ def prefix(text: str, num_bytes: int) -> str:
 
 
 def buckets_of(words: Array, hash_bits: int) -> Array:
-    """Return the distinct hash buckets of the words and pairs of adjacent words, in the order of their first occurrence."""
+    """Return the distinct hash buckets of words and of pairs of adjacent words, in the order of their first occurrence.
+
+    `words` are the 64-bit hashes of a text's words. There are 2^hash_bits buckets.
+    """
     pairs = np.empty_like(words)
     pairs = pairs[: hash_ngrams(words, len(words), 2, pairs)]
     buckets = (np.concatenate([words, pairs]) >> np.uint64(64 - hash_bits)).astype(np.int32)

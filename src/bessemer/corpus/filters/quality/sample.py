@@ -60,9 +60,9 @@ def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt
 
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """Return 64 pseudorandom bits for each identity.
+    """Return 64 pseudorandom bits for each identity (dtype S16), which depend only on identity, purpose and seed.
 
-    They are from SplitMix64's finaliser (Steele 2014) over the halves of the identity and the purpose.
+    They are from SplitMix64's finaliser (Steele 2014).
     """
     salt = key_of(f"quality {purpose} {seed}")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
@@ -76,7 +76,10 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
-    """Draw equally many documents of each class. Raises InputError for an unknown entry or too few documents."""
+    """Draw an equal number of documents of low and of high quality from the entries of corpus.quality.low and .high.
+
+    Raises InputError for an unknown entry or too few documents.
+    """
     num_documents, num_drawn = Counter[str](), 0
     by_text = defaultdict[str, dict[str, bytes]](dict)  # text -> its smallest identity in each class
 
@@ -116,20 +119,24 @@ def _labelled(entries: Sequence[str], sources: tuple[str, ...], tables: Tables) 
 
 
 def _split(
-    settings: Quality, unique: dict[str, dict[bytes, str]], num_documents: dict[str, int], duplicates: int
+    settings: Quality, texts_by_side: dict[str, dict[bytes, str]], num_documents: dict[str, int], duplicates: int
 ) -> Labelled:
-    """Balance the classes, and split them into training and test documents. `unique` has texts by class and identity."""
-    for side, documents in unique.items():
+    """Balance the classes, and split them into training and test documents.
+
+    `texts_by_side` has the distinct texts of "low" and "high" by identity. `num_documents` (by entry of corpus.quality.high
+    and .low) and `duplicates` become fields of the result.
+    """
+    for side, documents in texts_by_side.items():
         if len(documents) < MIN_DOCUMENTS:
             entries = ", ".join(f"{entry} {num_documents[entry]}" for entry in getattr(settings, side))
             raise InputError(
                 f"corpus.quality.{side}: {len(documents)} different documents ({entries}) are too few to train a classifier; "
                 f"name sources or files with at least {MIN_DOCUMENTS}"
             )
-    count = min(map(len, unique.values()))
+    count = min(map(len, texts_by_side.values()))
     texts: list[str] = []
     parts: list[npt.NDArray[np.bool_]] = []
-    for documents in unique.values():
+    for documents in texts_by_side.values():
         names = np.array(sorted(documents), "S16")
         names = names[np.sort(np.argsort(keys(names, "sample", settings.seed), kind="stable")[:count])]
         texts += [documents[name] for name in names.tolist()]
@@ -148,7 +155,10 @@ def example_files(entry: str) -> list[Path]:
 
 
 def _find(entry: str) -> tuple[Source, list[File]]:
-    """Return an entry as a source whose formats are guessed from file names, and its files."""
+    """Return a source for the files of an entry of corpus.quality.high or .low, and these files.
+
+    Their formats are guessed from file names. Raises InputError if there are none.
+    """
     path = Path(entry).expanduser()
     source = Source(name="examples", paths=(str(path),))
     try:
@@ -163,9 +173,9 @@ def _find(entry: str) -> tuple[Source, list[File]]:
 
 
 def _examples(entry: str) -> Iterator[pa.Table]:
-    """Yield tables (identity, text, source) of the examples in files. Unreadable texts are skipped.
+    """Yield tables (identity, text, source) of the documents in the files of an entry, which is their `source`.
 
-    Identities are hashes of path and place.
+    Identities are hashes of the path and the position in the file. Unreadable documents are skipped.
     """
     (source, files), root = _find(entry), Path(entry).expanduser().name
     try:

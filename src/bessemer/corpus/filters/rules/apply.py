@@ -106,7 +106,7 @@ def data_share(text: str) -> float:
 
 
 def _judge_rest(text: str, rules: Rules) -> Reject | None:
-    """Return the reason to reject a text of which rules removed lines, or None."""
+    """Return the reason to reject a text that has become too short because rules removed lines, or None."""
     if not text or text.isspace():
         return Reject("empty", "no line is left")
     if len(text) < (least := rules.min_characters or 0):
@@ -124,7 +124,7 @@ Measure = Callable[["Statistics", Any], float | str | list[str] | None]
 
 
 class Rule(NamedTuple):
-    """A rule of a rule set. recipe/rule_sets.toml describes its fields."""
+    """A rule of a rule set: a measure of the text and the recipe key of its limit (fields: recipe/rule_sets.toml)."""
 
     reason: str
     limit: str
@@ -162,7 +162,10 @@ MEASURES: dict[str, Measure] = {
 
 
 def _measure(value: str) -> Measure:
-    """Return the function for a rule's `value`. With a denominator of 0, a share of lines is None and any other share is 0."""
+    """Build the function that measures a text from `value` of a rule in recipe/rule_sets.toml, such as "lines.total".
+
+    With a denominator of 0, a share of lines is None and any other share is 0.
+    """
     if value in MEASURES:
         return MEASURES[value]
     name, _, whole = value.partition(" / ")
@@ -196,7 +199,7 @@ RULE_KEYS = {
 
 
 def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
-    """Return the first rule of a rule set that a text breaks, or None."""
+    """Return the first rule of the rule set `name` that a text breaks, or None. `settings` has the limits of the set."""
     for rule in RULES[name]:
         limit = getattr(settings, rule.limit)
         if limit is False:

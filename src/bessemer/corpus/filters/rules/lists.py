@@ -31,9 +31,9 @@ MAX_CLASSIFIED_CHARACTERS = 100_000  # enough for a bag-of-words classifier
 
 @cache
 def entries(path: str, key: str) -> frozenset[str]:
-    """Read the entries of a list: the lines of a file without # comments, or a JSON list. Entries are in `searchable` form.
+    """Read the words, phrases or URLs of a list file: its lines without # comments, or a JSON list.
 
-    Raises InputError that names `key`.
+    The case and compatibility forms of entries are folded (`searchable`). Raises InputError that names the recipe key `key`.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -47,9 +47,9 @@ def entries(path: str, key: str) -> frozenset[str]:
 
 @cache
 def language_file(path: str, language: str, key: str) -> str | None:
-    """Return the list for a language: `path` itself or a file in that folder, or None.
+    """Return the path of the word list for a language: `path`, or if that is a folder, a file in it; None without one.
 
-    Raises InputError if `path` is missing.
+    Raises InputError that names the recipe key `key` if `path` is missing.
     """
     file = Path(path)
     if file.is_file():
@@ -126,7 +126,10 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Rej
 
 
 def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
-    """Return the number of flagged words and of all words. In languages without spaces the latter is in characters."""
+    """Return the number of words of a text that the list `file` has, and of all words.
+
+    In languages without spaces the latter is the number of characters.
+    """
     small = searchable(text)
     if language in UNSPACED:
         listed = entries(file, key) - NOT_ALONE.get(language, set())
@@ -137,7 +140,7 @@ def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, 
 
 @cache
 def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
-    """Return the entries as tuples of words, grouped by their first word."""
+    """Read the entries of a word list as tuples of words, grouped by their first word."""
     phrases: dict[str, set[tuple[str, ...]]] = {}
     for entry in entries(file, key):
         words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))
@@ -147,6 +150,6 @@ def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
 
 
 def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
-    """Return the number of positions where an entry begins."""
+    """Return the number of positions in `words` where one of `phrases` begins. `phrases` are grouped by first word."""
     begins = ((at, phrases[word]) for at, word in enumerate(words) if word in phrases)
     return sum(any(tuple(words[at : at + len(entry)]) == entry for entry in entries_) for at, entries_ in begins)

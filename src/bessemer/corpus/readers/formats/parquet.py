@@ -92,12 +92,15 @@ class ParquetReader(Reader):
                     row += 1
 
     def _names(self) -> list[str]:
-        """Return the names of the columns of text and labels."""
+        """Return the names of the columns that the source reads as text or as the label."""
         source = self.context.source
         return [*text_keys(source.text_key), *filter(None, [source.label_key])]
 
     def _record(self, rows: Any, number: int, row: int) -> Document:
-        """Convert a table of one row to a document. Raises pa.ArrowException for damaged values."""
+        """Convert a table of one row to a document. `number` is its row group, and `row` its row in the group.
+
+        Raises pa.ArrowException for damaged values.
+        """
         source, key = self.context.source, f"{number}:{row}"
         try:
             (fields,) = rows.to_pylist()
@@ -116,7 +119,7 @@ class ParquetReader(Reader):
 
 
 def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
-    """Yield the columns of a schema. Fields of structs have dotted names."""
+    """Yield the Arrow fields that have no fields themselves, with dotted names within structs."""
     for field in fields:
         inner = field.flatten()  # returns the field itself if it is not a struct
         yield from _leaves(inner) if inner[0].name != field.name else inner
