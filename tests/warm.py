@@ -19,6 +19,7 @@ import gc
 import importlib
 import marshal
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -36,19 +37,14 @@ from typing import Any
 
 LOADED = (
     "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
-    "bessemer.cli", "bessemer.workflow.stages", "bessemer.workflow.preflight", "bessemer.workflow.extend", "bessemer.train.loop", "bessemer.train.setup",
-    "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.run_tasks.run", "bessemer.tokens.build", "bessemer.launch.local_start",
-    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.outcome", "torch.distributed.run",
-    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.export.export_run",
-    "bessemer.corpus.dedup.signatures", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
-    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
-    "transformers.models.qwen3.modeling_qwen3",
-    "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",
-    "bessemer.cli.experiments", "bessemer.cli.plan",
-    "bessemer.guard.alerts", "bessemer.report.comparison", "torch.profiler._cupti_monitor", "bessemer.plan.local_plan", "gigatoken", "rich._emoji_codes",
-    "plotly.offline",
+    "torch.nn.parallel", "torch.distributed.checkpoint", "torch.distributed.run", "torch.profiler._cupti_monitor",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "torch.utils.tensorboard", "numpy", "pandas", "pyarrow",
+    "pyarrow.parquet", "tokenizers", "gigatoken", "numba", "numba.np.arraymath", "scipy.linalg", "transformers",
+    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto", "transformers.models.qwen3.modeling_qwen3",
+    "tensorboard.compat.tensorflow_stub", "tensorboard.compat.proto.config_pb2", "rich.console", "rich.progress", "rich._emoji_codes",
+    "plotly.offline", "hypothesis", "xdist.remote", "dateutil.parser", "email.policy", "pyppmd", "tabulate", "xml.dom.minidom",
 )  # fmt: skip
+"""Modules that are loaded before forking, besides those of the package. torch imports tabulate when a process ends."""
 READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_")
 """Prefixes of variables that are read at import: if they differ, a new interpreter is started."""
 FREE = (  # also those set by ray, lm_eval, corpus workers and an export
@@ -182,12 +178,14 @@ def serve(listener: socket.socket) -> None:
     base = [path for path in sys.path if path not in os.environ["PYTHONPATH"].split(os.pathsep)]
     own = dict(os.environ)
     for name in LOADED:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # torch 2.11 lacks one; others are optional
             importlib.import_module(name)
-        except ModuleNotFoundError:  # torch 2.11 lacks one
-            if name.startswith("bessemer."):
-                raise
-    importlib.import_module("tests.quick").measure_little()
+    for module in pkgutil.walk_packages(importlib.import_module("bessemer").__path__, "bessemer."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    quick = importlib.import_module("tests.quick")
+    quick.measure_little()
+    quick.compile_text_passes()
     pages = importlib.import_module("bessemer.report.template").environment()
     for name in pages.list_templates():
         pages.get_template(name)
