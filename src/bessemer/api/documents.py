@@ -209,7 +209,7 @@ class TextDataset:
         return part_files(published_folder(self._run.corpus) / "documents")
 
     def _with(self, keys: Mapping[str, Any]) -> TextDataset:
-        """Return a dataset with these keys of [corpus]; filters that only this process finds run in it."""
+        """Return a dataset with these keys of [corpus] set. With filters that only this process can import, no workers run."""
         changed = {**self.keys, **keys}
         names = [use["use"].partition("@")[0] for use in changed.get("filters", ()) if is_of_process(use["use"])]
         if names and "workers" not in changed:

@@ -28,7 +28,10 @@ def write_overrides(keys: Mapping[str, Any]) -> list[str]:
 
 
 def with_keys(tables: Mapping[str, Any], keys: Mapping[str, Any]) -> Tables:
-    """Return tables with the values of dotted keys; a table is merged, and so are the entries of a list that have names."""
+    """Return a copy of the tables of a recipe with the values of dotted keys set.
+
+    A value that is a table is merged into the existing one, and so are list entries with the same name.
+    """
     changed = dict(tables)
     for key, value in keys.items():
         for part in reversed(key.split(".")):
@@ -62,7 +65,7 @@ def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted:
 
 
 def require_part(kind: str, part: object) -> None:
-    """Raise InputError unless `part` is an instance of a valid extension class of this kind."""
+    """Raise InputError unless `part`, such as a filter, is an instance of a valid extension class of this kind."""
     target = type(part)
     if isinstance(part, type):
         raise InputError(f"{kind}: {part.__name__} is a class; pass an instance, {part.__name__}()")

@@ -29,8 +29,8 @@ def train_model(
     """Train, evaluate and export a model as `bessemer run` does, or resume an existing run.
 
     Args:
-        recipe: A recipe file, the name of a shipped recipe, a text file to train on, tables, or dotted keys with values.
-            None: use `keys` alone.
+        recipe: A recipe file, the name of a shipped recipe, a text file to train on, or a mapping of tables or dotted keys
+            to values. None: use `keys` alone.
         tokens: Tokens to train on, in place of the recipe's corpus and tokenizer. None: build the recipe's tokens.
         callbacks: Callbacks to call after those of the recipe. A training with one process calls these objects. With several,
             each process imports the class and creates its own instance, so a class defined in a notebook cell is an error.

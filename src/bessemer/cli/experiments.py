@@ -65,7 +65,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     from bessemer.ladder import paired
     from bessemer.workflow.compare import compare as train_pairs
 
-    opened = (argparse.Namespace(**{**vars(args), "recipe": place}) for place in args.recipes)
+    opened = (argparse.Namespace(**{**vars(args), "recipe": reference}) for reference in args.recipes)
     recipes = [runs.open_recipe(one, fill_derived=False).recipe for one in opened]
     result = train_pairs(recipes, args.recipes, args.seeds)
     if not args.json:

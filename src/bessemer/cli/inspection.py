@@ -52,7 +52,7 @@ def trace(args: argparse.Namespace) -> Any:
 
 
 def _print_columns(rows: list[dict[str, Any]]) -> None:
-    """Print rows with equal keys as a table, without columns that have no value."""
+    """Print rows that share the same keys as a table, without empty columns."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
     cells = [[one_line(str(row[name])) for name in names] for row in rows]
     if cells:
@@ -69,11 +69,11 @@ def _print_document(document: dict[str, Any]) -> None:
 
 
 def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory) -> dict[str, Any]:
-    """Replay a step, and print the verdict and its evidence."""
+    """Replay a step, print whether its numbers are those of the run with the evidence, and return the result."""
     from bessemer.train.replay import replay
 
     result = replay(recipe, run, args.step)
-    tests = result["figures"] | {f"sample {sample} alone": one for sample, one in list(result["sequences"].items())[:5]}
+    tests = result["figures"] | {f"sample {name} alone": test for name, test in [*result["sequences"].items()][:5]}
     if not args.json:
         incident, first = result["incident"] or {"what": "none", "cause": ""}, result["first_difference"] or "none"
         print(f"step {args.step}: {result['kind']}: {result['meaning']}")

@@ -150,7 +150,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
 
 
 def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> list[str]:
-    """Return the short names as `key=value` overrides of the recipe.
+    """Return the options of a plan for this machine as `key=value` overrides of the recipe.
 
     Raises InputError for options that only a cluster plan has, and for a recipe without a run, which a plan of this machine
     needs.

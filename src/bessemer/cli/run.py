@@ -87,7 +87,7 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
 
 
 def print_verdict(run: RunDirectory) -> None:
-    """Print a warning if the model has learned nothing or is worse than a byte 5-gram."""
+    """Print a warning if the run's model has learned nothing or is worse than a byte 5-gram."""
     from rich.markup import escape
 
     from bessemer.report import data, summary

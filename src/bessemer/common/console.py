@@ -34,7 +34,7 @@ SILENT, FOR_JSON = "1", "json"
 
 
 class LastingStream:
-    """A standard error stream that drops output that cannot be written, so that the work continues."""
+    """A wrapper of standard error that drops output that cannot be written, so that the work continues."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -92,7 +92,7 @@ def say(line: str = "") -> None:
 
 
 def log(line: str) -> None:
-    """Append a line with its time (UTC) to the file that LOG names. A file that cannot be written is ignored."""
+    """Append a line with its time (UTC) to the log file of `log_to`, if any. A file that cannot be written is ignored."""
     if (path := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redact(line)).strip()}\n")
@@ -179,7 +179,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Show no output within the block."""
+    """Suppress console output within the block."""
     return variable(QUIET, SILENT)
 
 
@@ -191,7 +191,7 @@ def _notebook_display() -> Any:
 
 
 class _Work:
-    """The progress of some work as a line of text."""
+    """The amount and speed of some work so far, printed from time to time; the work calls `advance`."""
 
     def __init__(self, what: str, total: int | None, unit: str, begun: int) -> None:
         self._what, self._total, self._unit, self._begun = what, total, unit, begun

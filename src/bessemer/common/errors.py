@@ -43,7 +43,7 @@ class InputError(BessemerError):
 
 @contextmanager
 def require_import(message: str, kind: type[BessemerError] = InputError) -> Iterator[None]:
-    """Turn an ImportError in the block into an error of class `kind`; the message names the package to install."""
+    """Turn an ImportError in the block into an error of class `kind` with a message that names the package to install."""
     try:
         yield
     except ImportError:

@@ -194,7 +194,7 @@ def _sha256(content: bytes) -> str:
 
 
 def base_of(kind: str) -> type[Any]:
-    """Return the base class of a kind of extensions."""
+    """Return the base class of a kind of extensions, a key of KINDS."""
     base: type[Any] = resolve_name(KINDS[kind])
     return base
 

@@ -58,7 +58,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of every file below a folder.
 
-    `known` holds those of files that were hashed while they were written.
+    `known` holds those of files that were hashed while they were written, by path in the folder.
     """
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or fingerprint(path) for name, path in paths.items()}

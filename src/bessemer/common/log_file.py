@@ -45,7 +45,7 @@ def close_logs() -> None:
 
 
 def _write_waiting() -> dict[Path, str]:
-    """Write all waiting entries, and return the problem of each file that cannot be written."""
+    """Write all waiting entries, and return an error message for each file that cannot be written."""
     problems = {}
     for path, entries in [*_waiting.items()]:
         try:

@@ -59,18 +59,18 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
     The scores of a step become a column with its name, NaN for a document without one.
     """
     for file in files:
-        found = read_table(file.path)
-        rows = np.flatnonzero(pc.is_null(table["reason"]))[found["row"].to_numpy()]
-        if found["score"].null_count < len(found):
+        verdicts = read_table(file.path)
+        rows = np.flatnonzero(pc.is_null(table["reason"]))[verdicts["row"].to_numpy()]
+        if verdicts["score"].null_count < len(verdicts):
             scores = np.full(table.num_rows, np.nan, np.float32)
-            scores[rows] = found["score"].to_numpy()
+            scores[rows] = verdicts["score"].to_numpy()
             table = table.append_column(file.step, pa.array(scores))
-        goes = pc.is_valid(found["reason"]).to_numpy()
-        is_cut = ~goes & pc.is_valid(found["spans"]).to_numpy()
+        goes = pc.is_valid(verdicts["reason"]).to_numpy()
+        is_cut = ~goes & pc.is_valid(verdicts["spans"]).to_numpy()
         if is_cut.any() and "text" in table.column_names:
-            texts, spans = table["text"].take(rows[is_cut]).to_pylist(), found["spans"].filter(is_cut).to_pylist()
+            texts, spans = table["text"].take(rows[is_cut]).to_pylist(), verdicts["spans"].filter(is_cut).to_pylist()
             table = set_texts(table, rows[is_cut], [without(*one) for one in zip(texts, spans, strict=True)])
-        rejects = found.filter(goes)
+        rejects = verdicts.filter(goes)
         reasons = [full_reason(file.prefix, word) for word in rejects["reason"].to_pylist()]
         table = _set_values(table, rows[goes], reason=reasons, detail=rejects["detail"].fill_null("").to_pylist())
     return table

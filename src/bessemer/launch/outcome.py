@@ -62,21 +62,21 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
 
 
 def record_lost_ranks(run: RunDirectory) -> None:
-    """Record the processes that the last start of the group lost, and create the folder for the reports of this start."""
+    """Record an incident for each process that ended the last start, and create an empty folder for this start's reports."""
     if status_files.read_report(run) is None:
-        losses = lost_ranks(run)
-        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in losses) else {}
-        for loss in losses:
-            warn(f"{loss['cause']}; {ACTION}")
-            record(run.incidents, action=ACTION, **loss, **more)
+        incidents = lost_ranks(run)
+        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(one["kind"] is HANG for one in incidents) else {}
+        for incident in incidents:
+            warn(f"{incident['cause']}; {ACTION}")
+            record(run.incidents, action=ACTION, **incident, **more)
     shutil.rmtree(run.status, ignore_errors=True)
     run.status.mkdir(parents=True)
 
 
 def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the losses of the last start of the group: processes that hung, else those that were killed, else the first crash.
+    """Return the ranks that ended the last start of the training: those that hung, else were killed, else crashed first.
 
-    Each loss is a dictionary of arguments of `record`. Its `step` is the last completed step, or the step that hung.
+    Each is a dictionary of arguments of `incidents.record`. Its `step` is the last completed step, or the step that hung.
     """
     readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
     if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
@@ -90,13 +90,13 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
     first = min((one.beat for one in silent), default=0.0)
     killed = [one for one in silent if one.beat - first < SAME_MOMENT]
     nodes = {one.node: [each for each in killed if each.node == one.node] for one in killed}
-    return [_loss(LOST, lost, f"was lost after step {step}", step) for lost in nodes.values()]
+    return [_incident(LOST, lost, f"was lost after step {step}", step) for lost in nodes.values()]
 
 
 def stalled_ranks(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
-    """Return the processes that kept the others waiting.
+    """Return the last heartbeats of the processes that kept the others waiting, from those of all processes.
 
-    They are the processes whose beats ended long before the others', else those that were behind the others, or all.
+    They are the processes whose heartbeats ended long before the others', else those that were behind the others, or all.
     """
     last, limit = max(one.beat for one in readings), min(one.limit for one in readings)
     if silent := [one for one in readings if last - one.beat > max(SAME_MOMENT, limit / 2)]:
@@ -105,16 +105,17 @@ def stalled_ranks(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
     return [one for one in readings if progress[one.rank] == min(progress.values())]
 
 
-def _hang(one: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str, Any]:
-    last = max(other.beat for other in readings)
-    what, since = "made no progress", one.since
-    if last - one.beat > SAME_MOMENT:
-        what, since = "not responded (blocked interpreter, stopped by a signal, or its machine hangs)", one.beat
-    return _loss(HANG, [one], f"had {what} for {last - since:.0f} s in {one.activity}", one.step + 1)
+def _hang(stalled: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str, Any]:
+    """Return the incident of a process that hung, as arguments of `record`."""
+    last = max(reading.beat for reading in readings)
+    what, since = "made no progress", stalled.since
+    if last - stalled.beat > SAME_MOMENT:
+        what, since = "not responded (blocked interpreter, stopped by a signal, or its machine hangs)", stalled.beat
+    return _incident(HANG, [stalled], f"had {what} for {last - since:.0f} s in {stalled.activity}", stalled.step + 1)
 
 
-def _loss(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: int) -> dict[str, Any]:
-    """Return the loss of processes of one node, with the rank of the first one."""
+def _incident(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: int) -> dict[str, Any]:
+    """Return the incident of the lost processes of one node, as arguments of `record`. Its rank is that of the first one."""
     cause = f"rank {', '.join(str(one.rank) for one in lost)} on {lost[0].host} {what}"
     return {"kind": kind, "cause": cause, "rank": lost[0].rank, "host": lost[0].host, "step": step}
 

@@ -51,6 +51,6 @@ def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
 
 
 def read_crashes(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the unexpected failures of the last start of the group, starting with the cause of the others."""
+    """Return the contents of rank-N.error of the last start, the cause of the others first."""
     crashes = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
     return sorted(crashes, key=lambda crash: (crash["is_consequence"], crash["time"]))

@@ -16,8 +16,9 @@ Range = tuple[int, int]  # first sample, and the one after the last
 class Batches:
     """The samples in the global batch of each step. Steps are counted from 0.
 
-    A batch that would contain an omitted sample starts after the omitted range, so the few samples between the batch
-    and the range are not read either.
+    Samples are numbered by their position in the order of the run, "the order" below. A batch that would contain an
+    omitted sample starts after the omitted range, so the few samples between the previous batch and the range are not
+    read either.
 
     Attributes:
         starts: Samples before each step of the batch ramp, and before the first step after it.
@@ -103,12 +104,15 @@ class Batches:
         return replace(self, omitted=tuple(merged))
 
     def with_position(self, step: int, samples: int) -> Batches:
-        """Return a copy that, after `step` steps, is at position `samples` of the order."""
+        """Return a copy whose steps after the first `step` steps begin at sample `samples` of the order."""
         return replace(self, offset=self.offset + samples - self.after(step))
 
     @cached_property
     def _jumps(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (step, shift): from `step`, batches are `shift` samples after the position that `before` returns."""
+        """Pairs (step, shift), ascending: from `step` on, the batch of step s begins at sample before(s) + shift.
+
+        Each pair is an omitted range that batches skip.
+        """
         jumps: list[tuple[int, int]] = []
         shift = self.offset
         for first, end in self.omitted:
@@ -142,7 +146,7 @@ class Batches:
         return self.step_of(sample - shift)
 
     def gaps(self, step: int) -> list[Range]:
-        """Return the ranges of samples that the steps before `step` have skipped."""
+        """Return the ranges [first, end) of samples that the steps before `step` have skipped."""
         gaps, shift = [], self.offset
         for jump, further in self._jumps:
             if jump < step:

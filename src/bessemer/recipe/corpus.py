@@ -175,8 +175,10 @@ class Source(Section):
         return key
 
     def _reader(self, fact: str) -> bool:
-        """Return True if a built-in reader's attribute `fact` is true or the format is not set; False for a user's
-        reader."""
+        """Return the value of a boolean attribute of the source's reader class, such as "is_web".
+
+        It is True if the format is not set, and False for a user's reader.
+        """
         return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 
     @property

@@ -64,7 +64,7 @@ def explain(key: str) -> str:
 
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
-    """Return the end of an error about an unknown key, which suggests a known key or says where to find them all.
+    """Return the end of an error about an unknown key, which suggests a known key or the command that lists them.
 
     Args:
         key: The unknown key.
@@ -103,7 +103,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
 def _fields(
     section: type[BaseModel], prefix: str, closed: tuple[type, ...] | type = ()
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the keys of a section and of its tables by dotted name, without entering classes in `closed`."""
+    """Yield (dotted name with `prefix`, field) for the keys of a section and of its tables, except tables in `closed`."""
     for field, info in section.model_fields.items():
         name = info.alias or field
         yield prefix + name, info
@@ -141,11 +141,11 @@ SHOULD_BE = {  # pydantic's error types in terms of TOML
 def complaints(
     error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str]
 ) -> Iterator[str]:  # fmt: skip
-    """Yield an error line for each mistake. It names the overrides of the key, of its tables, and of keys in it.
+    """Yield an error line for each invalid value of a recipe, with the `--set` overrides that may have caused it.
 
     Args:
-        error: The mistakes.
-        values: The validated values: the TOML `text` with the overrides.
+        error: The errors of pydantic.
+        values: The values that were validated: the TOML `text` with the overrides.
         text: The text of the recipe.
         where: Name of the recipe in errors.
         overrides: The overrides.
@@ -168,6 +168,7 @@ def _overlaps(override: str, *keys: str) -> bool:
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any], settings: list[Location]) -> str:
+    """Describe an error of pydantic. `known` are all keys, and `settings` those of the extension that the key is for."""
     declared = _declared(location)
     about = known[declared].description if declared in known else None
     kind, message = item["type"], item["msg"][0].lower() + item["msg"][1:]
@@ -183,12 +184,12 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any], setting
 
 
 def _declared(location: Location) -> str:
-    """Return the dotted name of a location as keys are listed, without the indices in arrays of tables."""
+    """Return the dotted key of a location without indices in arrays of tables, such as corpus.sources.name."""
     return ".".join(str(part) for part in location if not isinstance(part, int))
 
 
 def _key(location: Location, values: dict[str, Any]) -> str:
-    """Return the dotted key of a location; an item of an array of tables has its own name, as with --set."""
+    """Return the dotted key of a location as --set names it, such as corpus.sources.web.weight for the source web."""
     names: list[str] = []
     value: Any = values
     for part in location:

@@ -265,7 +265,10 @@ def without_folders(recipe: Recipe) -> Recipe:
 
 
 def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:
-    """Return the section with each path that is set under its dotted keys replaced by `anchored(key, path)`."""
+    """Return a section with each path under some dotted keys replaced by anchored(last part of the key, path).
+
+    `keys` are dotted keys as lists of their parts. Keys that are not set stay so.
+    """
     changed: dict[str, Any] = {}
     for name in dict.fromkeys(key[0] for key in keys):
         value, inner = getattr(section, name), [key[1:] for key in keys if key[0] == name and len(key) > 1]
@@ -278,6 +281,7 @@ def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[
 
 
 def _override(values: dict[str, Any], override: str) -> None:
+    """Apply an override `key=value` to the values of a recipe, in place."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {override}: write it as key=value, for example train.steps=50")
@@ -311,7 +315,10 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _entry(node: Any, name: str, key: str, path: str) -> Any:
-    """Return the table `name` in `node`; items of arrays of tables have names (corpus.sources.NAME.weight)."""
+    """Return the table `name` in a table, created if missing, or the item with this name in an array of tables.
+
+    `key` (the whole key) and `path` (its part before `name`) are for errors.
+    """
     if isinstance(node, dict):
         return node.setdefault(name, {})
     if not isinstance(node, list):

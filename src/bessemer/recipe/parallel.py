@@ -57,7 +57,7 @@ def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) ->
 
 
 def stages_complaint(schedule: str, virtual: int | None) -> str | None:
-    """Return why a schedule cannot have `virtual` stages per rank; None if it can or `virtual` is not set."""
+    """Return the reason why a pipeline schedule cannot have `virtual` stages per rank; None if it can or it is not set."""
     facts = SCHEDULES[schedule]
     if virtual is None or virtual == facts.stages_per_rank or (facts.has_equal_rounds and virtual > 1):
         return None
@@ -195,7 +195,7 @@ class Parallel(AxisSizes, Section):
         return self.facts.min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
-        """Return why a global batch cannot be divided among its parts, with sizes that work; None if it can."""
+        """Return the reason why the processes cannot divide a global batch, with sizes that work; None if they can."""
         if self.micro_batches(sequences, micro_batch or 1):
             return None
         size, micro = self.data, ""

@@ -87,9 +87,9 @@ class ResolvedRecipe(Recipe):
 
 
 def as_resolved(section: Section, kind: type[SomeSection], name: str = "") -> SomeSection:
-    """Return a section and the tables in it as the types without optional fields.
+    """Convert a table with all values set to its resolved class, such as Train to `ResolvedTrain`, with its inner tables.
 
-    `name` is a prefix for errors. Raises InputError if a required value is not set.
+    `kind` is the resolved class, and `name` the prefix of keys in errors. Raises InputError if a required value is not set.
     """
     values: dict[str, Any] = {}
     for key, info in kind.model_fields.items():

@@ -64,7 +64,7 @@ class Optimizer(NamedRule):
 
     @property
     def rest_rule(self) -> Any:
-        """The update rule of all parameters that are not hidden matrices."""
+        """The update rule of all parameters that are not hidden matrices, such as embeddings and norms."""
         rule = self.rule
         return Optimizer().rule if rule.is_for_matrices else rule
 
@@ -82,7 +82,7 @@ class Schedule(NamedRule):
 
 
 class ObjectiveRule(NamedRule):
-    """The objective's class, which `train.objective` names, with its settings."""
+    """The class that `train.objective` names, with its settings."""
 
     extension: ClassVar[str] = "objectives"
 

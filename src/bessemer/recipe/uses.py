@@ -66,13 +66,15 @@ class Use(Section):
 
 
 def names_extension(kind: str, *known: str, code: str = "code") -> AfterValidator:
-    """Return a validator of a key that names an extension: it can be found, and used where the validation loads it.
+    """Return a validator of a recipe key that names an extension class.
+
+    It checks that the class can be found, and that it can be used if the validation loads it.
 
     Args:
         kind: The kind of the extension.
         known: Names that need no look-up.
-        code: The key, declared before this one in the same table, with the digest of the class from an earlier look-up,
-            maybe on another machine, which counts as found. So does a file, if the table has no such key.
+        code: Another key of the table, declared before this one, with the digest of the class from an earlier look-up. If
+            it is set, maybe on another machine, the class is not searched. Nor is a file, if the table has no such key.
     """
 
     def check(name: str, info: ValidationInfo) -> str:
@@ -90,7 +92,7 @@ def names_extension(kind: str, *known: str, code: str = "code") -> AfterValidato
 
 
 def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> AfterValidator:
-    """Return a validator of settings by the class of an extension, where the validation loads it.
+    """Return a validator of the settings of an extension, which checks them by its class if the validation loads it.
 
     Args:
         kind: The kind of the extension.
@@ -122,7 +124,14 @@ def digest_of(kind: str, name: str, code: str | None) -> str | None:
 
 
 class NamedRule(Section):
-    """A table that names a built-in class or a user's class under `kind`, with settings for the latter."""
+    """A table of the recipe whose key `kind` names a built-in class or a user's class, with settings for the latter.
+
+    Attributes:
+        extension: The kind of the extension, a key of `extensions.KINDS`.
+        code: Digest of the code of a user's class, from the resolved recipe.
+        kind: Name of the class.
+        settings: Settings of a user's class.
+    """
 
     extension: ClassVar[str]
 
@@ -142,7 +151,7 @@ class NamedRule(Section):
 
     @property
     def rule(self) -> Any:
-        """The class with its settings. Raises InputError if it cannot be used."""
+        """An instance of the named class with its settings. Raises InputError if it cannot be used."""
         return _make_once(self.extension, self.kind, json.dumps(self.settings or {}), self.digest)
 
 
@@ -150,7 +159,7 @@ class NamedExtension(NamedTuple):
     """An extension that the values of a recipe name, before validation.
 
     Attributes:
-        kind: The kind of the extension.
+        kind: The kind of the extension, a key of `extensions.KINDS`.
         table: The table that names it.
         key: The key in the table that has the name.
         location: Location of the table.
@@ -162,7 +171,7 @@ class NamedExtension(NamedTuple):
     location: Location
 
     @property
-    def place(self) -> Location:
+    def settings_location(self) -> Location:
         """Location of its settings."""
         return self.location if self.key == "use" else (*self.location, TABLES[self.key])
 
@@ -189,25 +198,28 @@ def tables_at(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[
 
 
 def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
-    """Make the files of extensions in a recipe's values relative to a folder, in place, and return their names."""
+    """Make the paths of extension files in a recipe's values absolute, in place, and return the names of all extensions.
+
+    Relative paths start at `folder`.
+    """
     names = []
-    for one in named_in(values):
-        one.table[one.key] = extensions.anchor(one.table[one.key], folder)
-        names.append(one.table[one.key])
+    for named in named_in(values):
+        named.table[named.key] = extensions.anchor(named.table[named.key], folder)
+        names.append(named.table[named.key])
     return names
 
 
 def settings_at(values: dict[str, Any], location: Location) -> list[Location]:
     """Return the locations of all settings of the extension that has a setting at `location`; empty if there is none."""
-    named = next((one for one in named_in(values) if one.place == location[:-1]), None)
+    named = next((named for named in named_in(values) if named.settings_location == location[:-1]), None)
     if named is None:
         return []
     fields = extensions.find(named.kind, named.table[named.key]).target.model_fields
-    return [(*named.place, field) for field in fields]
+    return [(*named.settings_location, field) for field in fields]
 
 
 def item_name(item: dict[str, Any]) -> str | None:
-    """Return the name of an item in an array of tables for display and overrides: its own, or that of its extension."""
+    """Return the name of an item in an array of tables for display and overrides: `name`, or the class that `use` names."""
     name = item.get("name", item.get("use"))
     return name.rpartition(":")[2] if isinstance(name, str) else None
 

@@ -50,10 +50,10 @@ def page_values(runs: Runs, points: int = POINTS) -> Json:
     return {**tables, "figures": overlay_figures(runs, points), "num_steps": num_steps}
 
 
-def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> dict[str, RunData]:
-    """Map a unique name to each run: its own name, or the path of its folder if two runs have the same name."""
+def name_runs(datas: Sequence[RunData], paths: Sequence[Path]) -> dict[str, RunData]:
+    """Return the runs by a unique name: their own name, or the path of the run directory if two runs have the same name."""
     seen = Counter(data.name for data in datas)
-    return {data.name if seen[data.name] == 1 else str(path): data for data, path in zip(datas, places, strict=True)}
+    return {data.name if seen[data.name] == 1 else str(path): data for data, path in zip(datas, paths, strict=True)}
 
 
 def headline(runs: Runs) -> str:
@@ -77,7 +77,7 @@ def headline(runs: Runs) -> str:
 
 
 def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
-    """Return a comparable score of each run, and a note if it comes from the last validation.
+    """Return the score `name` of each run, and a note (else "") if these are from the last validations.
 
     If a run has no final evaluation, the last validations of all runs are used. They may cover only part of the held-out
     text.
@@ -90,7 +90,7 @@ def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
-    """Identify the scored held-out text: what is scored, and the number of documents and bytes of each source."""
+    """Return a value that is equal for runs with the same held-out text: what is scored, and the size of each source."""
     sources = as_object(data.manifest, "sources")
     texts = (as_object(sources, name, "heldout") for name in sources)
     return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
@@ -113,7 +113,10 @@ def differences(runs: Runs) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return True if the key belongs to a table entry, such as a source, that some recipe lacks; its name alone is listed."""
+    """Return True if a key belongs to an entry, such as a source, that one of the recipes lacks.
+
+    Of such entries only the name is listed as a difference.
+    """
     entry, closed, leaf = key.rpartition("].")
     is_everywhere = all(any(other.startswith(f"{entry}].") for other in one) for one in recipes)
     return bool(closed) and leaf != "name" and not is_everywhere
@@ -204,7 +207,7 @@ def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
 
 
 def _of_unit(runs: Runs, unit: str) -> Runs:
-    """Replace runs whose loss has another unit by empty ones, because their losses are not comparable."""
+    """Return the runs with those replaced by empty ones whose loss has another unit, because it is not comparable."""
     return {name: data if data.loss_unit == unit else RunData(name) for name, data in runs.items()}
 
 

@@ -38,7 +38,7 @@ def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
 
 
 def largest(counts: Json) -> list[tuple[str, float]]:
-    """Return the largest counts by name in descending order, with the remaining ones summed in a last entry."""
+    """Return (name, count) of the largest counts in descending order, with the remaining ones summed in a last entry."""
     values = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
     order = sorted(values, key=lambda name: (-values[name], name))
     shown = [(name, values[name]) for name in order[:MAX_BARS]]
@@ -48,7 +48,10 @@ def largest(counts: Json) -> list[tuple[str, float]]:
 
 
 def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
-    """Sum the numbers under `value` by the name or integer under `key`; rows without a usable key are ignored."""
+    """Return the sums of the numbers in the field `value` of some rows, by the name or integer in their field `key`.
+
+    Rows without a usable key are ignored.
+    """
     sums: defaultdict[Any, float] = defaultdict(float)
     for row in rows:
         if isinstance(entry := row.get(key), str | int):
@@ -57,7 +60,7 @@ def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
 
 
 def clusters(statistics: Json) -> list[tuple[str, float]]:
-    """Return the number of duplicate clusters by size, in powers of two from 2."""
+    """Return (sizes as text, number of clusters of duplicates) with sizes grouped by powers of two from 2."""
     groups: defaultdict[int, float] = defaultdict(float)
     rows = as_objects(statistics, "duplicates", "clusters")
     for documents, number in _sums(rows, "documents", "clusters").items():
@@ -90,7 +93,7 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
 
 
 def scored_examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
-    """Return scored example documents: those nearest to the threshold, the best and the worst."""
+    """Return example documents with their quality scores, by title: those nearest to the threshold, the best and the worst."""
     limit = as_number(data.quality, "use", "threshold")
     rows = as_objects(data.quality, "examples")
     scored = [(score, row) for row in rows if (score := as_number(row, "score")) is not None]

@@ -93,9 +93,9 @@ def _loss(data: RunData) -> Figure | None:
 def _train_and_held_out(data: RunData, key: str, factor: float = 1.0) -> list[Block]:
     lines = (("train, smoothed", data.train, "train", False), ("held out", data.validation, "accent", True))
     return [
-        curve(name, of.step, factor * values, ink, marked=marked, width=2) | {"smoothed": not marked}
-        for name, of, ink, marked in lines
-        if (values := of.column(key)) is not None
+        curve(name, logged.step, factor * values, ink, marked=marked, width=2) | {"smoothed": not marked}
+        for name, logged, ink, marked in lines
+        if (values := logged.column(key)) is not None
     ]
 
 
@@ -178,7 +178,7 @@ def task_scores(data: RunData) -> list[str]:
 
 
 def _tasks(data: RunData, score: str) -> Figure | None:
-    """Return the figure of one score of all tasks."""
+    """Return the figure of one score, such as accuracy, of all tasks over the training."""
     by_task, step, traces = data.tasks.groups.get(score, {}), data.tasks.step, []
     names = list(dict.fromkeys(name for one in task_scores(data) for name in data.tasks.groups[one]))
     for name, values in by_task.items():

@@ -40,14 +40,14 @@ USUAL = 3  # a distance between lines that occurs this often is a logging interv
 
 
 def value_at(value: Any, *keys: str) -> Any:
-    """Return the value under nested keys of a JSON object; None if a key is missing or its parent is not an object."""
+    """Return the value under a path of nested keys of a JSON object; None if one is missing or its parent is no object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def as_number(value: Any, *keys: str) -> float | None:
-    """Return the finite number under `keys`; None for anything else."""
+    """Return the number under a path of nested keys; None if it is missing, not a number or not finite."""
     value = value_at(value, *keys)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -55,18 +55,18 @@ def as_number(value: Any, *keys: str) -> float | None:
 
 
 def number_or_0(value: Any, *keys: str) -> float:
-    """Return the finite number under `keys`; 0 for anything else."""
+    """Like `as_number`, but return 0 instead of None."""
     return as_number(value, *keys) or 0.0
 
 
 def as_object(value: Any, *keys: str) -> Json:
-    """Return the JSON object under `keys`; an empty one for anything else."""
+    """Return the JSON object under a path of nested keys, or {} if it is missing or not an object."""
     value = value_at(value, *keys)
     return value if isinstance(value, dict) else {}
 
 
 def as_objects(value: Any, *keys: str) -> list[Json]:
-    """Return the JSON objects in the list under `keys`; an empty list for anything else."""
+    """Return the JSON objects in the list under a path of nested keys, or [] if it is missing or not a list."""
     value = value_at(value, *keys)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -81,7 +81,7 @@ def as_text(value: Any, *keys: str) -> str:
 
 @dataclass(frozen=True)
 class Curves:
-    """All numbers of one kind of metrics lines by step, NaN where a line lacks the value.
+    """The numbers in all lines of one kind, such as `train`, of metrics.jsonl, NaN where a line lacks the value.
 
     Attributes:
         step: Step of each line.
@@ -122,6 +122,7 @@ class RunData:
     Attributes:
         recipe: The recipe without its secrets.
         recipe_text: Text of the recipe without its secrets.
+        train: Training lines of metrics.jsonl. `validation` and `tasks` are those of these kinds.
         inside: Statistics of layers.
         ranks: Times of each rank.
         gated: Description of the text that the token gate masks; empty if none.
@@ -333,7 +334,7 @@ def _is_damaged(path: Path) -> bool:
 
 
 def file_version(path: Path) -> FileVersion:
-    """Return a value that changes when the file changes; None for a missing file."""
+    """Return the modification time, size and inode of a file, or the like, to compare versions; None if it is missing."""
     try:
         stat = path.stat()
     except OSError:

@@ -7,11 +7,14 @@ from bessemer.report.data import Json, as_number, as_object, as_objects, as_text
 from bessemer.report.parts import Figure
 
 
-def loss(found: Json) -> list[Figure]:
-    """Return the figure of held-out loss over compute: rungs, fit with its band, and the planned run with its interval."""
-    rungs = [rung for rung in as_objects(found, "rungs") if as_number(rung, "flops") and as_number(rung, "loss")]
+def loss(result: Json) -> list[Figure]:
+    """Return the figure of held-out loss over compute from the result of a ladder (ladder.json).
+
+    It shows the trained rungs, the fit with its band, and the planned run with its interval.
+    """
+    rungs = [rung for rung in as_objects(result, "rungs") if as_number(rung, "flops") and as_number(rung, "loss")]
     keys = ("flops", "low", "high", "value")
-    curve = [row for row in as_objects(found, "curves") if all(as_number(row, key) for key in keys)]
+    curve = [row for row in as_objects(result, "curves") if all(as_number(row, key) for key in keys)]
     if not rungs or not curve:
         return []
     x, low, high, middle = ([row[key] for row in curve] for key in keys)
@@ -22,7 +25,7 @@ def loss(found: Json) -> list[Figure]:
         parts.trace("rungs", [rung["flops"] for rung in rungs], [rung["loss"] for rung in rungs], "source-1",
                     hover="%{text}: %{y:.4f}", lines=False, marks=9, text=[as_text(rung, "name") for rung in rungs]),
     ]  # fmt: skip
-    prediction, planned = as_object(found, "prediction"), as_object(found, "planned")
+    prediction, planned = as_object(result, "prediction"), as_object(result, "planned")
     flops = as_number(planned, "flops")
     if flops is not None and (value := as_number(prediction, "value")) is not None:
         above, below = ((as_number(prediction, key) or value) - value for key in ("high", "low"))

@@ -67,7 +67,7 @@ class LivePage:
         return environment().get_template("live.html").render(self.state(run))
 
     def _make(self, number: int | None) -> Json:
-        """Render one run, or all side by side for None."""
+        """Return the version, fragments and figures of one run, or of all side by side for None."""
         page: Json = {"sections": [], "figures": []}
         runs = read_runs(self._readers)
         shown, fragments = runs if number is None else [runs[number]], FRAGMENTS

@@ -123,7 +123,7 @@ def capitalised(sentence: str) -> str:
 
 
 def words(name: str) -> str:
-    """Return a key as words."""
+    """Return a key of metrics.jsonl or of a report as words, for example loss by source."""
     return name.replace("_", " ")
 
 

@@ -18,7 +18,7 @@ FEWEST = 3  # minimum number of steps for a median
 
 
 def steady_seconds(train: Curves, since: float) -> Column:
-    """Return the times of steady full-batch steps after step `since`; empty if there are too few.
+    """Return the seconds of each steady full-batch step after step `since`; empty if there are too few.
 
     Steps at the start, and steps before the batch has grown to its full size, are left out.
     """
@@ -89,7 +89,10 @@ def write(run: RunDirectory, data: RunData) -> None:
 
 
 def rows(comparison: Json) -> dict[str, str]:
-    """Describe the errors of total time, step time, memory and wall time, as far as they are known."""
+    """Return sentences that compare planned and measured total time, step time, memory and wall time, by title.
+
+    `comparison` is the result of `compare`; values that it lacks are left out.
+    """
     shown, total = {}, number_or_0(comparison, "wall", "total")
     forms = {"time": ("seconds", duration), "step": ("step_seconds", step_time), "memory": ("memory_bytes", size)}
     for name, (key, form) in forms.items():
@@ -114,7 +117,7 @@ def rows(comparison: Json) -> dict[str, str]:
 
 
 def in_short(comparison: Json) -> str:
-    """Return the measured time and peak memory next to the planned ones; empty if unknown."""
+    """Return a phrase with the measured time and peak memory and the planned ones; empty if unknown."""
     forms = {"seconds": duration, "memory_bytes": size}
     pairs = ((form, comparison[key]) for key, form in forms.items() if key in comparison)
     return ", ".join(f"{form(pair['measured'])} (planned {form(pair['planned'])})" for form, pair in pairs)

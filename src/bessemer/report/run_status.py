@@ -63,19 +63,19 @@ def read_status(run: RunDirectory, data: RunData) -> RunStatus:
     is_fresh = age is not None and age < FRESH_SECONDS
     is_running = run.is_locked() or (is_fresh and not has_ended and not run.was_locked_locally())
     quiet = max(QUIET_STEPS * (pace or 0.0), QUIET_SECONDS)
-    of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    label = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
     if steps is not None and step >= steps:
-        state, sentence = "finished", f"Finished: {of}."
+        state, sentence = "finished", f"Finished: {label}."
     elif not is_running and not data.recipe and not len(data.train):
         state, sentence = "empty", "There is no file of a run yet."
     elif not is_running:
-        state, sentence = "stopped", _stopped(of, step, stopped_by, _next_start(run, saved))
+        state, sentence = "stopped", _stopped(label, step, stopped_by, _next_start(run, saved))
     elif not step:
         state, sentence = "preparing", "Preparing: no step is trained yet."
     elif age is not None and age > quiet:
-        state, sentence = "silent", f"No sign of progress for {duration(age)}, though a process holds the run: {of}."
+        state, sentence = "silent", f"No sign of progress for {duration(age)}, though a process holds the run: {label}."
     else:
-        state, sentence = "training", f"Training: {of}."
+        state, sentence = "training", f"Training: {label}."
     left = cost = None
     if steps is not None and pace is not None and state in ("training", "silent"):
         left = max(steps - step, 0) * pace
@@ -96,11 +96,12 @@ def seconds_a_step(data: RunData) -> float | None:
     return seconds * (1.0 + between / in_steps if in_steps else 1.0)
 
 
-def _stopped(of: str, step: int, stopped_by: str, next_start: str) -> str:
+def _stopped(label: str, step: int, stopped_by: str, next_start: str) -> str:
+    """Return the sentence on a stopped run: by what it was stopped, after which step, and how it resumes."""
     if stopped_by.startswith(ERROR):
-        return f"Stopped after {of}; {stopped_by.removesuffix('.')}; {next_start}."
+        return f"Stopped after {label}; {stopped_by.removesuffix('.')}; {next_start}."
     by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
-    return f"Stopped{by} after {of}; {next_start}."
+    return f"Stopped{by} after {label}; {next_start}."
 
 
 def _next_start(run: RunDirectory, saved: int) -> str:

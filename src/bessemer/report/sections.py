@@ -28,7 +28,7 @@ def rank_seconds(data: RunData) -> list[tuple[str, float]]:
 
 
 def confusion(data: RunData) -> list[tuple[str, list[float]]]:
-    """Return each class with its row of predicted counts; empty for too many classes or a damaged matrix."""
+    """Return (true class, counts by predicted class) of a classifier; empty for too many classes or a damaged matrix."""
     names = [as_text(row, "label") for row in as_objects(data.evaluation, "classes")]
     rows = data.evaluation.get("confusion")
     if not isinstance(rows, list) or not len(rows) == len(names) <= MAX_CLASSES:

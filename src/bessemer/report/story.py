@@ -64,7 +64,7 @@ def _incidents(data: RunData) -> list[Event]:
 
 
 def _is_of(loss: float, stopped: float, began: float) -> bool:
-    """Return True if a recorded loss of a process caused a stop.
+    """Return True if the loss of a process, recorded at time `loss`, caused the stop of a session at time `stopped`.
 
     All arguments are in seconds since the epoch; `began` is the start of the next session.
     """

@@ -76,7 +76,7 @@ def learned_nothing(data: RunData) -> str:
 
 
 def origin(data: RunData) -> str:
-    """Return when, where and with which versions the run was started."""
+    """Return a sentence on when, on which device and with which versions the run was started."""
     known = data.environment
     facts = (
         ("started ", parts.clock(known.get("started"))), ("", as_text(known, "device")), ("", as_text(known, "precision")),

@@ -63,7 +63,8 @@ def restore_replaced(checkpoints: Path) -> None:
 def mark_stage(folder: Path, inputs: str, known: Any = None, **facts: Any) -> None:
     """Write the receipt of a staged folder: its inputs, and size and SHA-256 of its files.
 
-    Call it last, before publishing. `known` is as in `fingerprints`.
+    Call it last, before publishing. `known` has size and SHA-256 of files that were hashed while they were written, and
+    `facts` are further entries of the receipt.
     """
     (folder / STAGE_FILE).unlink(missing_ok=True)  # a receipt left by a stop before the rename is not an output
     files = fingerprints(folder, known)

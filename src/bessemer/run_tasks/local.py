@@ -120,7 +120,7 @@ class Pool:
             self.processes, self.idle = [], []
 
     def _do(self, task: Task) -> None:
-        """Run a task in a worker process, up to ATTEMPTS times if the worker dies."""
+        """Run a task in a worker process, up to ATTEMPTS times if the worker dies. Raises the error of the task."""
         reason, num_attempts, slow = "", 0, slow_documents(task.progress)
         while num_attempts < ATTEMPTS:
             process = self._take_process()
@@ -152,7 +152,7 @@ class Pool:
 
 
 def run_in_process(process: subprocess.Popen[bytes], task: Task) -> None:
-    """Run a task in a worker process and raise its exception. Raises ValueError if the process is dead."""
+    """Run a task in a worker process. Raises the exception of the task, or ValueError if the process is dead."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
         process.stdin.write(f"{task.to_json()}\n".encode())

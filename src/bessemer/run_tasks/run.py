@@ -55,7 +55,7 @@ def run_tasks(
 
 
 def _receipts(tasks: Sequence[Task]) -> Iterator[dict[str, Any] | None]:
-    """Return the receipt of each task, None if it must still run; a store is asked for several at a time."""
+    """Yield the receipt of each task, None if it must still run; receipts in a store are read several at a time."""
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
 
@@ -70,7 +70,10 @@ def require_engine(settings: Work) -> None:
 
 
 def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Generator[Task, None, None]:
-    """Run tasks with the executor that suits `num_bytes` of input, and yield each when it is done."""
+    """Run tasks with the engine of the recipe and yield each when it is done.
+
+    If they read few bytes in total (`num_bytes`), run them in this process instead.
+    """
     if not tasks:
         return
     work, is_small = tasks[0].work, num_bytes < SMALL_BYTES

@@ -173,7 +173,7 @@ class JobArray:
             yield from self._take_finished(job)
 
     def _take_finished(self, job: str) -> Iterator[Task]:
-        """Yield those tasks of a job that have a receipt, and remove them from `left`."""
+        """Yield those tasks of job number `job` that have a receipt, and remove them from `left`."""
         for task in self.left.pop(job):
             if task.receipt() is not None:
                 yield task
@@ -231,7 +231,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
 
 
 def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
-    """Return state and reason of each job of an array, by number; None if squeue does not answer.
+    """Return Slurm's state and reason of each job of the array with id `job`, by number; None if squeue does not answer.
 
     Slurm lists jobs until five minutes after their end (MinJobAge).
     """

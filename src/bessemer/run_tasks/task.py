@@ -59,7 +59,10 @@ def check_stop() -> None:
 
 @contextmanager
 def expected_errors(what: str) -> Iterator[None]:
-    """Replace exceptions that only a bug of this program raises with a BessemerError that has their first line."""
+    """Turn unexpected exceptions in the block, which are bugs, into a BessemerError "WHAT failed: ..." with their first line.
+
+    OSError, BessemerError and MemoryError pass through.
+    """
     try:
         yield
     except (OSError, BessemerError, MemoryError):
@@ -69,7 +72,7 @@ def expected_errors(what: str) -> Iterator[None]:
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON values, with the name of its class."""
+    """Convert a dataclass to its fields as JSON values, with the reference of its class under "class"."""
     kind: Any = type(value)
     fields: dict[str, Any] = _adapter(kind).dump_python(value, mode="json", by_alias=True)
     is_own = extensions.is_own(kind)
@@ -161,7 +164,10 @@ class Task(ABC):
 
 
 def answer(line: str | bytes, origin: object = "a task's JSON") -> str:
-    """Run the task in a line of JSON and return its error as JSON for `raise_error`; `origin` names the line in errors."""
+    """Run the task in a line of `Task.to_json` and return its error, or null, as a line of JSON for `raise_error`.
+
+    `origin` names the line in errors.
+    """
     try:
         Task.from_json(line, origin).run()
     except (OSError, BessemerError, MemoryError) as error:

@@ -23,7 +23,7 @@ def is_left_out() -> bool:
 
 
 def slow_documents(path: Path | None) -> set[int]:
-    """Return the numbers of the documents during which the timer ended earlier attempts."""
+    """Return the numbers of the documents that took too long in earlier attempts, from the progress file of a task."""
     if path is None or not path.exists():
         return set()
     known, last, timer = path.read_text(errors="replace").split("\n", 2)
@@ -38,12 +38,12 @@ def limited(items: Iterator[Item], path: Path, seconds: float) -> Iterator[Item]
     global _is_left_out
     slow, next_start, number = slow_documents(path), 0.0, 0
     with path.open("wb", buffering=0) as file:
-        place = file.write(f"{' '.join(map(str, slow))}\n".encode())
+        header_bytes = file.write(f"{' '.join(map(str, slow))}\n".encode())
         try:
             while True:
-                os.pwrite(file.fileno(), b"%20d\n" % number, place)
+                os.pwrite(file.fileno(), b"%20d\n" % number, header_bytes)
                 if monotonic() > next_start:  # starting the timer takes longer than reading a short document
-                    file.seek(place + 21)
+                    file.seek(header_bytes + 21)
                     faulthandler.dump_traceback_later(1.1 * seconds, exit=True, file=file)
                     next_start = monotonic() + 0.1 * seconds
                 _is_left_out = number in slow

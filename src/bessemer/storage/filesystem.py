@@ -127,12 +127,12 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 
 
-def version(place: str | AnyPath, source: Source | None = None) -> tuple[int, int]:
+def version(path: str | AnyPath, source: Source | None = None) -> tuple[int, int]:
     """Return the current size in bytes and modification time in ns of a file. Raises the errors of `open_file`."""
-    if not is_remote(str(place)):
-        status = os.stat(place)
+    if not is_remote(str(path)):
+        status = os.stat(path)
         return status.st_size, status.st_mtime_ns
-    with located(place, source) as (files, inner):
+    with located(path, source) as (files, inner):
         info = files.get_file_info(inner)
         if not info.is_file:
             raise FileNotFoundError
@@ -152,7 +152,7 @@ def open_file(path: str, source: Source | None = None, buffer_bytes: int = 0) ->
         return cast(BinaryIO, io.BufferedReader(remote, buffer_bytes or READ_BYTES))
 
 
-def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
+def arrow_location(path: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
     """Return Arrow's file system for a path or URL, and the path within it.
 
     A store is accessed as its source says, or with the credentials and endpoint of the environment. Raises InputError if a
@@ -160,24 +160,24 @@ def arrow_location(place: str | AnyPath, source: Source | None = None) -> tuple[
     """
     from pyarrow import fs
 
-    if not is_remote(str(place)):
-        return fs.LocalFileSystem(), str(place)
-    scheme, _, path = str(place).partition("://")
+    if not is_remote(str(path)):
+        return fs.LocalFileSystem(), str(path)
+    scheme, _, inner = str(path).partition("://")
     is_anonymous, endpoint = (source.anonymous, source.endpoint) if source else (False, None)
     if endpoint is None and scheme == "s3":  # the variables of Amazon's tools
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return arrow_filesystem(scheme, is_anonymous, endpoint), path
+    return arrow_filesystem(scheme, is_anonymous, endpoint), inner
 
 
 @contextmanager
-def located(place: str | AnyPath, source: Source | None = None) -> Iterator[tuple[Any, str]]:
+def located(path: str | AnyPath, source: Source | None = None) -> Iterator[tuple[Any, str]]:
     """Yield what `arrow_location` returns, with the errors of `store_errors` within the block."""
-    with store_errors(place):
-        yield arrow_location(place, source)
+    with store_errors(path):
+        yield arrow_location(path, source)
 
 
 @contextmanager
-def store_errors(place: object) -> Iterator[None]:
+def store_errors(path: object) -> Iterator[None]:
     """Turn failures of a store into BessemerError.
 
     FileNotFoundError, and errors of local files, which have an errno, pass through.
@@ -185,16 +185,16 @@ def store_errors(place: object) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(2, "No such file", str(place)) from None
+        raise FileNotFoundError(2, "No such file", str(path)) from None
     except (OSError, ValueError) as error:  # Arrow raises ValueError for unsupported operations
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise failure(place, error) from None
+        raise failure(path, error) from None
 
 
-def failure(place: object, error: BaseException) -> BessemerError:
+def failure(path: object, error: BaseException) -> BessemerError:
     """Return the error for a store that denies access or does not respond."""
-    failed = f"{place}: the object store failed: {redact(error)}; "
+    failed = f"{path}: the object store failed: {redact(error)}; "
     if _NO_BUCKET.search(str(error)):
         return AccessError(f"{failed}the bucket does not exist: create it, or correct its name or AWS_ENDPOINT_URL")
     if _DENIED.search(str(error)):

@@ -41,7 +41,7 @@ def sizes(folder: AnyPath) -> dict[str, int]:
 
 
 def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
-    """Describe the first file below a folder that is missing or has the wrong size; None if all are right."""
+    """Describe the first of the files `wanted` (path in the folder -> bytes) with another size; None if all are right."""
     there = sizes(folder)
     wrong = next((name for name, size in wanted.items() if there.get(name) != size), None)
     return wrong and f"{folder / wrong}: missing, or not of the {wanted[wrong]} bytes that were written"
@@ -138,15 +138,15 @@ def is_published(stage: Path) -> bool:
         return True
 
 
-def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterator[Result]:
-    """Yield `work(path)` for each path in order, in parallel for paths in a store, where each request waits."""
-    places = list(places)
-    if not any(isinstance(path, StorePath) for path in places):
-        yield from map(work, places)
+def each(work: Callable[[AnyPath], Result], paths: Iterable[AnyPath]) -> Iterator[Result]:
+    """Yield the result of `work` for each path in order, in parallel if a path is in a store, where each request waits."""
+    paths = list(paths)
+    if not any(isinstance(path, StorePath) for path in paths):
+        yield from map(work, paths)
         return
     with ThreadPoolExecutor(REQUESTS) as pool:
-        for start in range(0, len(places), AHEAD):
-            yield from pool.map(work, places[start : start + AHEAD])
+        for start in range(0, len(paths), AHEAD):
+            yield from pool.map(work, paths[start : start + AHEAD])
 
 
 def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
@@ -198,7 +198,7 @@ class StoredNumbers:
     def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
         import numpy as np
 
-        self.place, self.dtype, self.length = path, np.dtype(dtype), length
+        self.path, self.dtype, self.length = path, np.dtype(dtype), length
 
     def __len__(self) -> int:
         return self.length
@@ -209,13 +209,13 @@ class StoredNumbers:
         interrupt.check()
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize
-        with store_errors(self.place):
+        with store_errors(self.path):
             data = self._file.read_at(max(end - start, 0) * size, start * size)
         if len(data) < (end - start) * size:
-            raise BessemerError(f"{self.place}: shorter than {end * size} bytes; write it again with `bessemer tokens`")
+            raise BessemerError(f"{self.path}: shorter than {end * size} bytes; write it again with `bessemer tokens`")
         return np.frombuffer(data, self.dtype)
 
     @cached_property
     def _file(self) -> Any:
-        files, key = arrow_location(self.place)
+        files, key = arrow_location(self.path)
         return files.open_input_file(key)

@@ -46,7 +46,7 @@ MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive 
 def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -> str:
     """Return the digest of everything that the shards depend on: the corpus and recipe keys.
 
-    With `by_content`, files count by what they contain instead of by path and modification time.
+    With `by_content`, input files are identified by their content instead of by path and modification time.
     """
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
@@ -70,7 +70,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
 
 
 def mixed_by(recipe: Recipe) -> Any:
-    """Return the recipe values that determine a training sample of the tokenizer drawn by the mixture."""
+    """Return the recipe values that determine the tokenizer's training sample if `tokenizer.sample` is "mixture"."""
     phases = [phase.model_dump() for phase in recipe.tokens.schedule]
     decay = recipe.train.schedule.decay_share if any(phase["from_"] == "decay" for phase in phases) else None
     return [recipe.source_weights, recipe.tokens.temperature, phases, decay]
@@ -131,7 +131,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
 
 
 def _publish(staged: Path, target: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Move the files that a store holds to `place` and return their entry for the stage's receipt.
+    """Move the files that `corpus.storage` holds from `staged` to `target`, and return their entry for the stage's receipt.
 
     Raises BessemerError where a file did not arrive complete.
     """
@@ -160,11 +160,11 @@ def _tokenizer(recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: A
 
 
 def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
-    """Measure whether the tokens account for the text, which decides if bits per byte are reported.
+    """Measure whether the tokens account for the text, and return these entries of the manifest's `tokenizer`.
 
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text, so its bits per byte
-    would look better than they are. Compared are the bytes of the tokens and of the text, tokens for unknown text, and
-    the share of sampled documents that survive encoding and decoding.
+    would look better than they are and are not reported. Compared are the bytes of the tokens and of the text, tokens
+    for unknown text, and the share of the texts in `sample` that survive encoding and decoding.
     """
     decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
@@ -212,7 +212,7 @@ def _manifest(
     }
     if encoder.chats is not None:
         total = sum(facts["documents"] for name, facts in splits.items() if name.split("/")[0] in recipe.chat_parts)
-        described |= _chat_ends(encoder.chats, tokenizer, described, total, counts)
+        described |= _chat_ends(recipe, encoder.chats, tokenizer, described, total, counts)
     return {
         "format": FORMAT,
         "dtype": token_dtype(tokenizer.vocabulary).str,
@@ -225,11 +225,12 @@ def _manifest(
 
 
 def _chat_ends(
-    chats: ChatTemplate, tokenizer: Tokenizer, described: dict[str, Any], taken: int, counts: EncodedCounts
+    recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, facts: dict[str, Any], taken: int, counts: EncodedCounts
 ) -> dict[str, list[int]]:
-    """Return the ids that end generation, including the end of the assistant's turn.
+    """Return {"ends": ids that end generation}, including the end of the assistant's turn; {} if that is no special token.
 
-    Warns about conversations that the template rejects, and raises InputError if it rejects more than half.
+    `facts` is the manifest's `tokenizer` so far, and `taken` the number of conversations that the template accepts. Warns about
+    those it rejects, and raises InputError if it rejects more than half.
     """
     if rejected := counts.refusals.total():
         total = counted(rejected + taken, "conversation")
@@ -238,11 +239,13 @@ def _chat_ends(
             raise InputError(f"{problem}; name a template that accepts them")
         warn(problem)
     if chats.turn_end in tokenizer.special:
-        ends = described.get("ends", [tokenizer.end_of_text])
-        return {"ends": list(dict.fromkeys([*ends, chats.turn_end]))}
+        return {"ends": list(dict.fromkeys([*facts.get("ends", [tokenizer.end_of_text]), chats.turn_end]))}
+    # A loaded tokenizer gets no special tokens, except that of model.from.
+    can_add = recipe.tokenizer.path is None or recipe.model.from_ is not None
+    add = f"add {' and '.join(CHATML_TOKENS)} to tokenizer.special_tokens, or " if can_add else ""
     warn(
         "tokens.chat_template: the assistant's turn does not end with a special token, so the model will not stop by itself; "
-        f"add {' and '.join(CHATML_TOKENS)} to tokenizer.special_tokens, or use a template that ends turns with eos_token"
+        f"{add}set tokens.chat_template to a file whose turns end with eos_token"
     )
     return {}
 

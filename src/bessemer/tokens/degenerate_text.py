@@ -55,7 +55,7 @@ class DegenerateTextFilter:
     """
 
     def __init__(self, segments: list[bytes], end_of_text: int) -> None:
-        """Count the bytes of each kind in `segments`, the bytes of each id (empty for special tokens)."""
+        """Count the bytes of each kind in each id. `segments` has the bytes of each id, empty for special tokens."""
         table = [[sum(byte in kind for byte in segment) for kind in _KINDS] for segment in segments]
         self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
 
@@ -114,7 +114,7 @@ class DegenerateTextFilter:
         return reasons
 
     def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
-        """Return for each segment the share of its n-grams that are distinct."""
+        """Return for each of `count` segments the share of its token n-grams that are distinct; arguments as `_reasons`."""
         size = max(len(tokens_N) - NGRAM + 1, 0)
         key = np.zeros(size, dtype=np.uint64)
         for part in (segment_N, *(tokens_N[shift:] for shift in range(NGRAM))):

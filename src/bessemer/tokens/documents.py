@@ -69,7 +69,10 @@ def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocum
 
 
 def _next_cut(text: str, start: int) -> int:
-    """Return the next cut at or after `start`: after a line end within LINE_REACH, else after a word, else `start`."""
+    """Return the next position to cut a text, at or after `start`.
+
+    It is after a line end within LINE_REACH characters, else after a word, else `start`.
+    """
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
         if 0 < start < len(text) and (cut := text.find(border, start, start + reach)) >= 0:
             return cut + 1
@@ -132,9 +135,9 @@ def _metadata(path: AnyPath) -> Any:
 
 
 def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, int, int]]:
-    """Yield consecutive row groups of one file at a time: the file, the first group, the end, and their bytes.
+    """Yield (file, first row group, row group after the last, bytes of text) for batches of consecutive row groups.
 
-    Each batch has at most `num_bytes`, or one row group.
+    A batch is within one file and has at most `num_bytes` bytes, or one row group.
     """
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
@@ -196,7 +199,7 @@ def sample_texts(
         tokens: The recipe's [tokens].
         chats: Names of the sources of conversations.
         candidates: Documents to sample from.
-        shares: Share of the text to take, by source.
+        shares: Share of each source's documents to take, from 0 to 1.
     """
     for document in candidates:
         if document.source in chats:

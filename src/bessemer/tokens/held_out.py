@@ -94,6 +94,9 @@ def whole_texts(recipe: Recipe, store: TokenStore, count: int = 2) -> npt.NDArra
 
 
 def _spread(count: int, max_tokens: int | None, total: int) -> npt.NDArray[np.int64]:
-    """Return evenly spaced indices of range(count); all sources with `total` tokens give about `max_tokens`."""
+    """Return evenly spaced indices of the `count` samples of one source.
+
+    With this spacing in all sources, of `total` tokens, about `max_tokens` tokens are selected. None selects all.
+    """
     share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
     return np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))

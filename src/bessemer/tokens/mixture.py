@@ -37,12 +37,12 @@ Counts = npt.NDArray[np.int64]
 
 
 class Draw(NamedTuple):
-    """The sequences that slots read.
+    """The sequence that each of some slots of the mixture reads, as three arrays, (slots,).
 
     Attributes:
         source: Number of each slot's source.
-        epoch: Epoch of the source.
-        sequence: Sequence within the source.
+        epoch: Number of earlier passes over that source.
+        sequence: Number of the sequence within the source.
     """
 
     source: Counts
@@ -60,8 +60,7 @@ class Phase:
         before: Sequences of each source drawn before the phase.
         by_deadline: If true, `_block_by_deadline` orders the slots within a block, else `_block`.
         recipe_phase: Number of the phase in the recipe.
-        exact: Numerators of the shares, where the block is the whole phase and the shares are no multiples of 1 /
-            block.
+        exact: Numerators of the shares if the block is the whole phase and `slots` only approximates them; else empty.
     """
 
     first: int
@@ -249,7 +248,7 @@ def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
 def _phase(
     first: int, weights: Sequence[Weight], before: tuple[int, ...], recipe_phase: int, length: int | None
 ) -> Phase:
-    """Return a phase of `length` slots; None: the length is unknown."""
+    """Return a phase of `length` slots (None if unknown) with shares in proportion to `weights`; other arguments: `Phase`."""
     shares = _shares(weights)
     common = lcm(*(share.denominator for share in shares))
     if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:
@@ -267,7 +266,7 @@ def _shares(weights: Sequence[Weight]) -> list[Fraction]:
 
 @lru_cache(maxsize=32)
 def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
-    """Compute `Phase.order` by giving each slot to the source that is furthest behind.
+    """Compute `Phase.order` for a block with slots[s] slots of each source s, by giving each to the source furthest behind.
 
     For some shares this leaves a source more than a sequence behind (1.16 was observed).
     """
@@ -283,33 +282,35 @@ def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
 
 @lru_cache(maxsize=32)
 def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Counts]:
-    """Compute `Phase.order` for the first `length` slots, with no source ever a whole sequence ahead or behind.
+    """Compute `Phase.order` for the first `length` slots of a block with slots[s] slots of each source s.
+
+    No source is ever a whole sequence ahead or behind.
 
     Among the sources that would not get ahead by a sequence, a slot goes to the one whose next sequence is due first
     (Tijdeman 1980, the chairman assignment problem; Steiner and Yeomans 1993). A source's sequence n is released at
     slot n * total // slots, and due by slot ceil((n + 1) * total / slots); released sequences wait in a heap.
     """
-    total, many = sum(slots), len(slots)
-    placed, ready = [0] * many, list[int]()
+    total, num_sources = sum(slots), len(slots)
+    placed, ready = [0] * num_sources, list[int]()
     released: list[list[int]] = [[] for _ in range(length)]
     released[0] = [source for source, wanted in enumerate(slots) if wanted]
-    chosen, rank = [0] * length, [0] * length
+    source_of, rank = [0] * length, [0] * length
     for slot in range(length):
         for source in released[slot]:
             due = -(-(placed[source] + 1) * total // slots[source])
-            heappush(ready, due * many + source)  # ties go to the first source of the mixture
-        source = heappop(ready) % many
-        chosen[slot], rank[slot] = source, placed[source]
+            heappush(ready, due * num_sources + source)  # ties go to the first source of the mixture
+        source = heappop(ready) % num_sources
+        source_of[slot], rank[slot] = source, placed[source]
         placed[source] += 1
         if placed[source] < slots[source]:
             free = max(placed[source] * total // slots[source], slot + 1)
             if free < length:
                 released[free].append(source)
-    return np.array(chosen, dtype=np.int64), np.array(rank, dtype=np.int64)
+    return np.array(source_of, dtype=np.int64), np.array(rank, dtype=np.int64)
 
 
 def block_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:
-    """Return the slots of each source in a block, in proportion to `weights`.
+    """Return the number of slots of each source in a block, in proportion to `weights`.
 
     The shares are exact if a block of at most `largest` slots can represent them. A source with a positive weight has
     at least one slot, a source with weight 0 has none.

@@ -22,39 +22,40 @@ ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby
 def permute(
     keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int, is_inverse: bool = False
 ) -> Indices:
-    """Return the items at `positions` of permutations of range(size), or with `is_inverse` the positions of items.
+    """Return the item at each of some positions of shuffled copies of range(size), without computing the shuffles.
 
     Values are computed by cycle walking: the network is applied until the value is in range(size).
 
     Args:
-        keys: Names of the permutations.
+        keys: Key of each permutation.
         which: Index in `keys` of the permutation of each position.
         positions: Integers in [0, size).
         size: Number of items.
-        is_inverse: Return the positions of the items `positions`.
+        is_inverse: True for the inverse: `positions` are items, and the result has their positions.
     """
     values = np.atleast_1d(np.array(positions, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
         raise ValueError(f"{int(values.max())} is outside a permutation of {size} items")
     if size <= 1:
         return values
-    half = max((int(size - 1).bit_length() + 1) // 2, 1)  # bits of each half of an index in the network
-    rounds_RK = np.array([[key_of(name, half, number) for name in keys] for number in range(ROUNDS)], dtype=np.uint64)
+    half_bits = max((int(size - 1).bit_length() + 1) // 2, 1)
+    rounds_RK = np.array([[key_of(key, half_bits, number) for key in keys] for number in range(ROUNDS)], np.uint64)
     rounds_RN = rounds_RK[:, which]
-    values = _network(values, rounds_RN, half, is_inverse)
+    values = _network(values, rounds_RN, half_bits, is_inverse)
     outside = values >= size
     while outside.any():  # the domain of the network is at most 4 * `size`, so a few rounds suffice
-        values[outside] = _network(values[outside], rounds_RN[:, outside], half, is_inverse)
+        values[outside] = _network(values[outside], rounds_RN[:, outside], half_bits, is_inverse)
         outside = values >= size
     return values
 
 
-def _network(values: Indices, keys: Indices, half: int, is_inverse: bool) -> Indices:
-    """Apply the Feistel network with the round keys `keys`, (rounds, values).
+def _network(values: Indices, keys: Indices, half_bits: int, is_inverse: bool) -> Indices:
+    """Apply a Feistel network, a bijection of the integers below 4^half_bits, to each value.
 
-    The inverse is the same network with the halves exchanged and the keys reversed.
+    `keys` are the round keys of each value, (rounds, values). The inverse is the same network with the halves of
+    `half_bits` bits exchanged and the keys reversed.
     """
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
     if is_inverse:
         left, right, keys = right, left, keys[::-1]

@@ -124,9 +124,9 @@ def _best_fit() -> Callable[[Ints, int], Ints]:
 
 
 def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
-    """Return the bin of each item, for item sizes in descending order.
+    """Return the number of the bin of each item, for item sizes in descending order and bins of size `length`.
 
-    Bins with equal room are kept in a stack. A tree counts the non-empty stacks below each node, so an item takes
+    Bins with equal free room are kept in a stack. A tree counts the non-empty stacks below each node, so an item takes
     log2(length) steps. The stack of room `length` always counts as non-empty: it represents a new bin.
     """
     leaves = 1

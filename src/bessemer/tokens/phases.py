@@ -148,7 +148,7 @@ def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
 
 
 def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
-    """Return the shares of the tokens outside the schedule's phases."""
+    """Return each source's share of the tokens before the first phase of the schedule, by weights and temperature."""
     temperature, own = recipe.tokens.temperature or 1.0, recipe.source_weights
     weights: dict[str, Weight] = {}
     for source, count in _by_source(recipe, sizes.names, map(Fraction, sizes.tokens)).items():
@@ -163,7 +163,10 @@ def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
 
 
 def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weight]) -> Shares:
-    """Return shares by the weights of sources, each divided among the parts of the source by tokens."""
+    """Return the shares of `sizes.names`, in proportion to the weights of their sources.
+
+    The share of a source that is stored in parts is divided among these by tokens.
+    """
     inner, sources = [Fraction(count) for count in sizes.tokens], [_source(recipe, name) for name in sizes.names]
     sums = _by_source(recipe, sizes.names, inner)
     parts = zip(sources, inner, strict=True)
@@ -171,7 +174,7 @@ def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weigh
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
-    """Sum the values over the parts of each source."""
+    """Sum the values of the stored names over the parts of each source."""
     sums: dict[str, Fraction] = {}
     for name, value in zip(names, values, strict=True):
         sums[_source(recipe, name)] = sums.get(_source(recipe, name), Fraction(0)) + value
@@ -184,9 +187,9 @@ def _source(recipe: Recipe, name: str) -> str:
 
 
 def _convert(shares: Shares, counts: Sequence[int], divisors: Sequence[int]) -> Shares:
-    """Convert shares of the tokens to shares of the samples, or back.
+    """Convert shares of the tokens to shares of the samples: `counts` are the samples of each source, `divisors` its tokens.
 
-    For example, a source whose sequences are half padding needs twice as many samples.
+    With these two exchanged, convert back. A source whose sequences are half padding needs twice as many samples.
     """
     return _normalised(share * count / max(by, 1) for share, count, by in zip(shares, counts, divisors, strict=True))
 
@@ -208,7 +211,10 @@ def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
 
 
 def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: tuple[str, ...]) -> list[Shares]:
-    """Return the samples of each source in each phase, such that no source exceeds its cap over all phases."""
+    """Return the number of samples of each source in each phase, such that no source exceeds its cap over all phases.
+
+    `caps` has the largest number of samples of each source, None for no limit.
+    """
     fixed: dict[int, list[Fraction]] = {}  # samples by phase of each source that reaches its cap
     while True:
         amounts = [_phase_amounts(phase, number, fixed, names) for number, phase in enumerate(phases)]
@@ -223,7 +229,10 @@ def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: 
 
 
 def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fraction]], names: tuple[str, ...]) -> Shares:
-    """Divide a phase's samples: capped sources get their fixed amounts, the others the rest by their shares."""
+    """Return the samples of each source in phase `number`.
+
+    Sources in `fixed`, which has their samples by phase, get these, and the others divide the rest by their shares.
+    """
     left = phase.samples - sum((rows[number] for rows in fixed.values()), Fraction(0))
     uncapped = sum((share for source, share in enumerate(phase.slots) if source not in fixed), Fraction(0))
     if left and not uncapped:
@@ -239,7 +248,7 @@ def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fracti
 
 
 def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samples: int) -> tuple[Phase, ...]:
-    """Return the phases, adjusted so that no source exceeds its cap.
+    """Return the phases of a run of `samples` samples, adjusted so that no source exceeds its cap.
 
     Where whole slots of a block would exceed a cap, a phase without that source begins. This affects only the last few
     samples of a run.

@@ -51,17 +51,17 @@ Splits = dict[str, dict[str, Any]]  # `ShardWriter.facts` by SOURCE/SPLIT
 
 
 def engine_of(recipe: Recipe) -> Work:
-    """Return the engine settings of the tasks: those of [corpus], with tokens.workers processes on one machine."""
+    """Return the engine settings of [corpus]. With the engine "local", `workers` is `tokens.workers`."""
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
 @dataclass(frozen=True)
 class EncodingContext:
-    """The settings that all encoding tasks share.
+    """The settings that all encoding tasks share, stored in WORK/context.json.
 
     Attributes:
         tokens: The recipe's [tokens].
-        names: Names under which the tokens of documents are stored.
+        names: Names under which the tokens of documents are stored, the sources and their parts.
         labels: The classes of the documents; empty where they have none.
         encoder: The encoder of documents.
     """
@@ -84,7 +84,7 @@ class EncodingContext:
 
 
 def read_context(work: AnyPath) -> EncodingContext:
-    """Return the context of a build, cached in each process."""
+    """Read the encoding settings of a build from its work folder, cached in each process."""
     return _read_context(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
 
 
@@ -124,7 +124,7 @@ class RowGroupTask(Task):
 
 
 def tasks_of_groups(kind: type[GroupTask], work: AnyPath, corpus: AnyPath, *more: Any) -> list[GroupTask]:
-    """Return a task of this class for each batch of row groups; `more` are its further fields."""
+    """Return a task of class `kind` for each batch of row groups of a corpus; `more` are its further fields."""
     groups = enumerate(documents.row_groups(corpus, TASK_BYTES))
     return [kind(work, "text", size, number, path, first, end, *more) for number, (path, first, end, size) in groups]
 
@@ -196,9 +196,10 @@ class EncodeRowGroups(RowGroupTask):
 def encode_corpus(
     context: EncodingContext, engine_settings: Work, corpus: AnyPath, work: AnyPath, folder: Path, published: AnyPath
 ) -> tuple[EncodedCounts, Splits]:
-    """Encode all documents and write their shards; return the counts and the facts of each split.
+    """Encode all documents and write their shards.
 
-    Files go to `folder`, except that those `corpus.storage` holds go to `published`. Raises the errors of `run_tasks`.
+    Returns the counts over all documents, and for each SOURCE/SPLIT the counts and files of its shards. Files go to
+    `folder`, except that those `corpus.storage` holds go to `published`. Raises the errors of `run_tasks`.
     """
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
     encoding = tasks_of_groups(EncodeRowGroups, work, corpus)
@@ -243,10 +244,11 @@ def encoded_shard(work: AnyPath, number: int, name: str, dtype: np.dtype[Any]) -
 def cut_shards(
     encoded: Iterable[tuple[int, npt.NDArray[np.int64]]], shard_tokens: int
 ) -> list[tuple[int, tuple[Span, ...]]]:
-    """Return the number of tokens and the document ranges of each shard of one source and split.
+    """Divide the encoded documents of one source and split into shards of at most `shard_tokens` tokens.
 
-    The rule is that of `ShardWriter`: a document that does not fit into a shard begins the next one. `encoded` has, in
-    order, the encoding tasks with the offsets of the documents that each encoded.
+    A document that does not fit into a shard begins the next one, as in `ShardWriter`. `encoded` has, in order, the number
+    of each encoding task and the offsets of the documents that it encoded. Returns for each shard its number of tokens and
+    the ranges of documents that it contains.
     """
     shards: list[tuple[int, tuple[Span, ...]]] = [(0, ())]
     for number, offsets in encoded:

@@ -75,7 +75,7 @@ def step_batch(
 
 
 def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]) -> tuple[int, int]:
-    """Return the first sample of a step and its number of samples."""
+    """Return the first sample that a step (from 1) reads, in the run's order, and the number of samples that it reads."""
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: the run has no step {step}; choose 1 to {steps}")
@@ -101,10 +101,9 @@ def step_documents(
             and `text` if requested.
     """
     rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
-    found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
-    keys = ("path", "place", "text") if text else ("path", "place")
-    empty = dict.fromkeys(keys, "")
-    places = {name: {**empty, **{key: facts[key] for key in keys if key in facts}} for name, facts in found.items()}
+    known = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
+    empty = dict.fromkeys(("path", "place", "text") if text else ("path", "place"), "")
+    places = {name: empty | {key: facts[key] for key in empty if key in facts} for name, facts in known.items()}
     return [
         {"sample": row["sample"], "source": row["source"], "document": name, **places.get(name, empty)}
         for row in rows
@@ -208,7 +207,7 @@ def describe_place(document: dict[str, Any]) -> str:
 
 
 def describe_documents(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the fields that the corpus has for documents, by identity.
+    """Return `path`, `place` (the position in the file) and other columns of the corpus for documents, by identity.
 
     The result is empty where the corpus no longer exists. Where it is in a store that does not answer, a warning is
     printed too.

@@ -56,9 +56,9 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
-    """Return the planner's input for a recipe (see `goal_of`).
+    """Return the planner's input for a recipe; arguments as for `goal_of`.
 
-    The vocabulary size and the number of classes come from the recipe alone if the data is on another machine.
+    The vocabulary size and the number of classes come from the tokens of the run, or from the recipe alone without them.
     """
     folder = RunDirectory(recipe.run.folder).tokens
     vocabulary, labels = summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
@@ -66,19 +66,20 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 
 
 def plan_request_of(
-    reference: str | Path | None, asked: Mapping[str, str], overrides: tuple[str, ...] = ()
+    reference: str | Path | None, options: Mapping[str, str], overrides: tuple[str, ...] = ()
 ) -> PlanRequest:
-    """Build a plan request from a recipe or, without one, from short names, with `key=value` overrides.
+    """Build a plan request from a recipe or, without one (None), from the options alone.
 
-    Raises InputError for an invalid name or value.
+    `options` are short names of `bessemer plan` with their values, and `overrides` recipe keys as `key=value`. Raises
+    InputError for an invalid name or value.
     """
     if reference is None:
-        return plan_request.from_options(asked, overrides)
+        return plan_request.from_options(options, overrides)
 
-    def read(some: Sequence[str], is_draft: bool) -> Recipe:
-        return resolve_tokenizer(load(reference, some, may_be_unnamed=True, is_draft=is_draft))
+    def read(all_overrides: Sequence[str], is_draft: bool) -> Recipe:
+        return resolve_tokenizer(load(reference, all_overrides, may_be_unnamed=True, is_draft=is_draft))
 
-    return plan_request.from_recipe(read, asked, overrides)
+    return plan_request.from_recipe(read, options, overrides)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
@@ -113,6 +114,7 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
 
 
 def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Recipe:
+    """Return the recipe with the layout, micro-batch and recomputation of a candidate that the planner found."""
     layout = candidate.job.layout
     parallel = {
         "auto": False, **{axis: getattr(layout, axis) for axis in AXES}, "zero": max(layout.zero, 1), "schedule": layout.schedule,

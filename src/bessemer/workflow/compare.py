@@ -56,7 +56,7 @@ def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int
 
 
 def _train(first: Session, seed: int) -> RunDirectory:
-    """Train a recipe with a seed unless it is done. Further seeds take the values that were derived for the first."""
+    """Train a recipe with a seed unless that is done, and return its run. All seeds use the values derived for the first."""
     session, (name, _, _) = first, first.run.path.name.rpartition("-")
     if seed > 1:
         recipe = paired.trial(load(first.run.recipe), first.run.path.parent, name, seed)

@@ -36,7 +36,7 @@ PROBE_VOCABULARY = 1024
 def filled(
     recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0, restarts: bool = False
 ) -> Recipe:
-    """Fill in every value of a recipe that follows from its text.
+    """Return the recipe with every value filled in that follows from its text, such as the model's size.
 
     The text is the built corpus if there is one, else the raw files. The recipe of a trained run gets the values of the run.
 
@@ -45,7 +45,7 @@ def filled(
         run: Its run directory.
         record: True to write basis.json and, if it changed, print each derived value with its reason.
         show: True to print each derived value with its reason without writing anything.
-        ids: Largest vocabulary that the text supports, if the derived one was too large.
+        ids: Largest vocabulary that the text supports, if the derived one was too large; else 0.
         restarts: True if the training in the run directory will be removed.
     """
     if not restarts and checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
@@ -81,7 +81,15 @@ def micro_batch_tokens(recipe: Recipe) -> int:
 
 
 def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> ResolvedRecipe:
-    """Resolve a recipe for this machine. `known` holds token counts from summary.num_tokens."""
+    """Fill in the values of a recipe that follow from the model's depth and from this machine.
+
+    Args:
+        recipe: The recipe as given.
+        vocabulary: Vocabulary size of the tokenizer.
+        labels: Number of classes of a classifier.
+        steps: Number of training steps that `train.minutes` gives; None if unknown.
+        known: Token counts, as summary.num_tokens returns them.
+    """
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
@@ -93,7 +101,7 @@ def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float
 
 
 def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
-    """Return the recorded basis and the identity of its corpus; None if no readable record exists."""
+    """Return the measurements in basis.json and the identity of the corpus they were taken from; None without a valid file."""
     facts = read_json_or_none(run.basis)
     try:
         return None if facts is None else (Basis(**facts["basis"]), facts["corpus"])
@@ -137,9 +145,10 @@ def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
 
 
 def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> tuple[Basis, str]:
-    """Measure the text and the machine that values are derived from, and identify the corpus.
+    """Measure the text and the machine that values are derived from.
 
-    Recorded measurements of the machine are kept, and those of the corpus too if it is unchanged.
+    Returns the measurements and the identity of the corpus, "" for raw files. `old` is the result of `_recorded`: its
+    measurements of the machine are kept, and those of the text too if the corpus is unchanged.
     """
     built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
@@ -163,7 +172,10 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
 
 
 def with_held_out(recipe: Recipe, run: RunDirectory, ids: int | None = None) -> Recipe:
-    """Return a recipe with the held-out share that follows from its built corpus, unless it sets one, and `ids` if given."""
+    """Return a recipe with the held-out share that follows from its built corpus, unless it sets one.
+
+    `ids`, if given, becomes the vocabulary.
+    """
     sized = recipe.changed(model={"depth": 1}, train={"steps": 1})  # needs no measured speed
     tokens = sizing.derive(sized, _basis(sized, run, None)[0])[0].tokens
     shares = {"held_out": tokens.held_out, "held_out_from": tokens.held_out_from}

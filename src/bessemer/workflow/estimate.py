@@ -35,7 +35,10 @@ DataHalf = Literal["", "made here", "to come"]
 def plan_only(
     recipe: Recipe, run: RunDirectory, measure_seconds: float = MEASURE_SECONDS
 ) -> tuple[dict[str, Any], ResolvedRecipe]:
-    """Predict what a recipe will take without creating a run directory, for `bessemer plan`."""
+    """Predict time, memory and cost of a recipe without creating a run directory, for `bessemer plan`.
+
+    Returns the plan, as in plan.json, and the resolved recipe. Training steps are timed for `measure_seconds`.
+    """
     from bessemer.workflow import extend, resume_policy
 
     recipe = derive.filled(recipe, run, show=True)
@@ -83,8 +86,8 @@ def planned_run(
         labels: Number of classes of a classifier.
         known: Token counts, as summary.num_tokens returns them.
         measure_seconds: Seconds of training steps to time; 0: none.
-        data_half: Whether corpus or tokens were made in this process ("made here"), will be made in the process that trains
-            ("to come"), or neither ("").
+        data_half: "made here" if corpus or tokens were made in this process, "to come" if they will be made in the process
+            that trains, "" otherwise. Their libraries take memory.
 
     Returns:
         The plan and the resolved recipe with its steps.
@@ -135,15 +138,15 @@ def _precision(train: ResolvedTrain) -> str:
 
 @dataclass(frozen=True)
 class Planner:
-    """A model with the device that it is planned for.
+    """A planner of trainings of one model on a device of this machine.
 
     Attributes:
         config: Configuration of the model.
         device: Device of this machine.
-        base: Bytes that the process holds before training.
-        free: Bytes that a step may use.
+        base: Memory that the process holds before training, in bytes.
+        free: Memory that a training step may use, in bytes.
         peak: Peak rate of the device in FLOP/s.
-        recomputed: Number of recomputed blocks per process.
+        recomputed: Number of blocks per process whose activations are recomputed.
         held_out_tokens: Number of held-out tokens; None if unknown.
         step_bytes: Measured memory of a step; None if not measured.
     """
@@ -158,7 +161,7 @@ class Planner:
     step_bytes: int | None = None
 
     def recomputed_total(self, resolved: ResolvedRecipe) -> int:
-        """Return the number of recomputed blocks in the whole model."""
+        """Return the number of blocks of the whole model whose activations are recomputed."""
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod

@@ -35,7 +35,7 @@ PACE_ROWS = 200  # last steps of metrics.jsonl whose median time is the run's pa
 
 
 def extension_start(
-    stored: ResolvedRecipe, requested: ResolvedRecipe, run: RunDirectory, store: TokenStore, done: list[int], last: int
+    stored: ResolvedRecipe, requested: ResolvedRecipe, run: RunDirectory, store: TokenStore, steps: list[int], last: int
 ) -> int:
     """Return the step of the checkpoint from which to extend a run.
 
@@ -44,16 +44,16 @@ def extension_start(
         requested: Resolved recipe to extend to.
         run: The run directory.
         store: Its tokens.
-        done: Steps of its checkpoints.
+        steps: Steps of its checkpoints.
         last: Latest step to extend from.
 
     Raises:
         InputError: The run cannot be extended.
     """
-    there = set(done)
+    available = set(steps)
     if stored.train.schedule.decay_start(0) is not None and (mirror := Mirror.from_recipe(stored, run)) is not None:
-        there |= set(mirror.steps())  # only the newest was fetched when local checkpoints were lost
-    by_age = sorted((step for step in there if step <= last), reverse=True)
+        available |= set(mirror.steps())  # only the newest was fetched when local checkpoints were lost
+    by_age = sorted((step for step in available if step <= last), reverse=True)
 
     on_damage, fetch = partial(record_damage, run), partial(refetch, stored, run)
     in_order = iterate_verified(run.checkpoints, by_age, on_damage, "trying the next older checkpoint", refetch=fetch)
@@ -109,9 +109,9 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
     if (restored := restore_missing(recipe, run)) is None:
         yield
         return
-    step, place = restored
+    step, mirror = restored
     cause = f"no checkpoint in {run.checkpoints}"
-    record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+    record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {mirror}")
     try:
         yield
     except OtherRecipe as error:
@@ -119,8 +119,8 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
             raise
         remove_training(run)
         raise InputError(
-            f"checkpoint.mirror: {place} has the checkpoints of another run, and the restored copy was removed ({error}); choose "
-            "another folder"
+            f"checkpoint.mirror: {mirror} has the checkpoints of another run, and the restored copy was removed ({error}); "
+            "choose another folder"
         ) from None
 
 
@@ -144,7 +144,7 @@ def resolve(
     labels: int,
     known: dict[str, int],
 ) -> ResolvedRecipe:
-    """Resolve the recipe of a run.
+    """Fill in the values of a run's recipe like `derive.resolve`, with `train.minutes` of a trained run turned into steps.
 
     Args:
         recipe: The recipe as given.

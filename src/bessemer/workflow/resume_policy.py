@@ -54,7 +54,7 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
 
 
 def changes(stored: Recipe, requested: Recipe) -> list[str]:
-    """Return a line for each key whose change prevents a run from resuming."""
+    """Return a line "key: old -> new" for each changed key that prevents a run from resuming."""
     lines = differences(without_folders(stored), without_folders(requested))
     return [line for line in lines if not _is_among(line.partition(":")[0], (*MAY_CHANGE, *EXTENDS))]
 
@@ -88,9 +88,9 @@ def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
 
 
 def _left_out(requested: Section, stored: Section, unset: Sequence[str], table: str = "") -> dict[str, Any]:
-    """Return the stored values of keys that a table and its subtables leave out.
+    """Return the values in `stored` of the keys that a table of the requested recipe, or its subtables, leave out.
 
-    Keys listed in `unset` stay left out.
+    `table` is the dotted name of the table. Keys listed in `unset` stay left out.
     """
     values: dict[str, Any] = {}
     for key, info in type(stored).model_fields.items():
@@ -190,7 +190,7 @@ def require_resumable(
 
 
 def _trained_recipe(run: RunDirectory, step: int) -> ResolvedRecipe | None:
-    """Return the recipe that a checkpoint was saved with.
+    """Return the recipe that the checkpoint of a step was saved with.
 
     None if it cannot be read; loading the checkpoint reports the error.
     """

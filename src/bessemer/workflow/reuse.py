@@ -55,7 +55,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 
 
 def say_where(stage: Path, storage: str | None) -> None:
-    """Report where the large files of a stage are if the recipe names another place. They are not moved."""
+    """Report where the large files of a stage are if that is not `storage`, which the recipe names. They are not moved."""
     folder = published_folder(stage)
     is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_path(storage)}/")
     if not is_there:
@@ -104,7 +104,8 @@ def trained_on(run: RunDirectory) -> str | None:
 def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
     """Return True if a stage is current, False if it may be built, and None if it must not be rebuilt.
 
-    It must not be rebuilt if its inputs changed and checkpoints were trained on it.
+    It must not be rebuilt if its inputs changed and checkpoints were trained on it. `inputs` is the digest of its inputs by
+    path and time, and `content` computes the digest by content, which is slower.
     """
     built = stage_facts(folder)
     if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
@@ -121,7 +122,7 @@ def _is_whole(folder: Path, inputs: str) -> bool:
 
 
 def is_undamaged(verify: Callable[[], None], action: str) -> bool:
-    """Return True if `verify` raises no error; otherwise warn of the error and of `action`."""
+    """Return True if `verify` raises no error; otherwise print a warning with the error and the consequence `action`."""
     try:
         verify()
     except BessemerError as error:

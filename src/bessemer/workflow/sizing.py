@@ -96,7 +96,7 @@ class Choice:
 
 
 def held_out_bytes(text_bytes: int) -> int:
-    """Return how many bytes of text to hold out."""
+    """Return the number of bytes to hold out of a text of this size."""
     return max(min(round(math.sqrt(text_bytes * HELD_OUT_BYTES)), int(text_bytes * HELD_OUT_LIMIT)), 1)
 
 
@@ -178,7 +178,7 @@ class _Derivation:
 
     @property
     def _unique(self) -> float:
-        """Approximate number of training tokens in the text."""
+        """Approximate number of training tokens in the text, read once."""
         vocabulary = self.recipe.tokenizer.vocabulary or self._vocabulary_of(self.recipe.model.depth or MAX_DEPTH)
         learnt = self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)
         return max(learnt, 0) / bytes_per_token(vocabulary)

@@ -125,7 +125,8 @@ FILLED = partial(derive.filled, record=True)  # sets all values and records thei
 def tokens(session: Session, fill: Callable[..., Recipe] = FILLED) -> None:
     """Train a tokenizer on the clean documents and write the token shards.
 
-    `fill` sets what follows from the corpus. If the text does not support the vocabulary, it derives a smaller one from `ids`.
+    `fill(recipe, run, ids=...)` returns the recipe with the values that follow from the corpus. If the text does not support
+    the derived vocabulary, it is called again with `ids`, the largest one that it supports.
     """
     requested, run = session.recipe, session.run
     try:

@@ -44,10 +44,10 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
-    """Return special tokens by their names in chat templates.
+    """Return the special tokens of a tokenizer's folder by their names in chat templates, such as eos_token.
 
-    `transformers` reads them from the settings in the same way. A folder without settings has the names of an exported
-    model that was trained here.
+    `transformers` reads them from the settings in the same way. Without settings, bos_token, eos_token and pad_token are
+    `end_of_text`, as in an exported model that was trained here.
     """
     settings = token_settings(folder) or dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
     return {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
@@ -103,7 +103,7 @@ def render(
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under each name that templates use."""
+    """Return a message with its reasoning, if any, in both fields that templates use: thinking and reasoning_content."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return dict(message) if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -157,7 +157,7 @@ class ChatTemplate:
 
         Args:
             text: A document of `corpus.conversation`.
-            what: Its name in an error.
+            what: Name of the document in errors.
 
         Returns:
             The ids, end-of-text last, and a mask that is True for the ids that are trained on.
@@ -173,7 +173,7 @@ class ChatTemplate:
             spans = self._trained(record, spans)
         except InputError as error:
             raise InputError(f"{what}: {error}") from None
-        encoding = self._tokenizer.encode_with_places(plain)
+        encoding = self._tokenizer.encode_with_offsets(plain)
         ids, places_T2 = np.array(encoding.ids, dtype=np.uint32), np.array(encoding.offsets).reshape(-1, 2)
         is_trained = np.zeros(len(ids), dtype=np.bool_)
         for start, end in spans:
@@ -183,7 +183,7 @@ class ChatTemplate:
         return ids, is_trained
 
     def unwritten(self, text: str) -> set[str]:
-        """Return the options and fields of messages, other than text, that the template does not use."""
+        """Return the fields of a conversation and of its messages, other than text, that the template does not use."""
         record = record_in(text)
         keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
         return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
@@ -193,7 +193,7 @@ class ChatTemplate:
         return render(self.source, self._names, record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
-        """Return the spans of the messages that are trained on.
+        """Return those of the assistant's spans in the rendered text whose messages are trained on (`is_trained`).
 
         Raises InputError when the template leaves a string out. The record is rendered again with a marker word after
         each string, which shows where the string is in the result.

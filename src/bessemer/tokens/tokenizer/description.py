@@ -97,7 +97,7 @@ def without_special(description: dict[str, Any], tokens: Iterable[str]) -> dict[
 
 
 def changes(description: dict[str, Any]) -> list[str]:
-    """Return the normalizer's steps, such as nfc, prepend or bertnormalizer; empty if text is not changed."""
+    """Return the lower-case names of the normalizer's steps, such as nfc or prepend; empty if text is not changed."""
     return [str(step.get("type")).lower() for step in _steps(description.get("normalizer"), "normalizers")]
 
 
@@ -115,7 +115,7 @@ def prefix_of(description: dict[str, Any]) -> bytes:
 
 
 def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """Return a normalizer or pre-tokenizer as a flat list of its steps."""
+    """Return a normalizer or pre-tokenizer as a flat list of its steps. `inner` is the key of a sequence's steps."""
     if not part:
         return []
     if part.get("type") == "Sequence":
@@ -148,7 +148,7 @@ class WordEdges:
         return cls(np.array(first), np.array(last))
 
     def starts(self, ids_T: npt.NDArray[Any]) -> Bools:
-        """Return True for each token of a sequence that begins a word; the first one does."""
+        """Return a mask of the tokens of a sequence that begin a word; the first one does."""
         starts_T: Bools = self.opens[ids_T]
         starts_T[1:] |= self.closes[ids_T[:-1]]
         starts_T[:1] = True
@@ -171,7 +171,7 @@ class Framing:
 
 
 def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | None:
-    """Return the ids that `whole` has around `plain`; None if `whole` does not contain `plain`."""
+    """Return the ids before and after `plain` in `whole`; None if `whole` does not contain `plain`."""
     size = len(plain)
     for start in range(len(whole) - size + 1):
         if list(whole[start : start + size]) == list(plain):

@@ -87,9 +87,9 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
 
 
 def ids_of(folder: Path, role: str) -> list[int]:
-    """Return the ids of a role in a folder; eos may have several.
+    """Return the ids of a special token's role (such as eos, which may have several) by the files of a folder.
 
-    The first file that has any counts, in the order of `transformers`.
+    The first file that has any is used, in the order of `transformers`.
     """
     manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
     ours = manifest.get({"eos": "end_of_text", "mask": "mask_token"}.get(role, ""))
@@ -104,7 +104,7 @@ def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
 
 
 def token_ids(path: Path, role: str) -> list[int]:
-    """Return the ids of a role in a JSON file. Raises InputError for a value that is not an id."""
+    """Return the ids under ROLE_token_id in a JSON file. Raises InputError for a value that is not an id."""
     value = read_table(path).get(f"{role}_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):

@@ -192,9 +192,9 @@ class Tokenizer:
 
     def encode_marked(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are recognised, as in the output of a chat template."""
-        return list(self.encode_with_places(text).ids)
+        return list(self.encode_with_offsets(text).ids)
 
-    def encode_with_places(self, text: str) -> Encoding:
+    def encode_with_offsets(self, text: str) -> Encoding:
         """Encode a text in which special tokens are recognised, with the position of each token in it."""
         _require_text(text)
         return self._inner.encode(text, add_special_tokens=False)
@@ -230,7 +230,7 @@ class Tokenizer:
         return "tokenizers" if self._fast is None else "gigatoken"
 
     def accelerate(self, texts: Sequence[str] | None) -> Tokenizer:
-        """Return a copy that encodes with gigatoken if its ids are equal, else this tokenizer.
+        """Return a copy that encodes with the faster library gigatoken if its ids are equal, else this tokenizer.
 
         Both libraries encode every token, every special token and `texts` for comparison. With None nothing is
         compared, because another process did.
