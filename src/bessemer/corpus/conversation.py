@@ -56,7 +56,10 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
 
 
 def _input(key: str, value: object) -> object:
-    """Check a field of a record for the template: a list of objects, or an object of options. Parses it if it is JSON text."""
+    """Check a field of a record that the template gets, and parse it if it is JSON text.
+
+    `tools` and `documents` are lists of objects, and `chat_template_kwargs` is an object.
+    """
     data = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     options = [data] if key == OPTIONS else data
     if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):

@@ -103,7 +103,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
 
 def _content(path: Path) -> list[str]:
-    """Return the hash of a file, or of each file in a folder. A missing file gives none; reading it later raises the error."""
+    """Return the SHA-256 of a file, or of each file in a folder; [] for a missing file, whose reading later raises an error."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file_sha256(file) for file in files if file.is_file()]
 

@@ -107,7 +107,10 @@ def write_parts(folder: Path, table: pa.Table) -> None:
 
 
 def _with_excerpts(table: pa.Table, source: str, keep: str) -> pa.Table:
-    """Return rejected documents with their source, and with the text and excerpt that `corpus.keep_rejected` stores."""
+    """Return rejected documents with a column for their source, and the text and excerpt that `keep` says.
+
+    `keep` is `corpus.keep_rejected`: "excerpt", "text" or "none".
+    """
     nothing, text = pa.repeat("", table.num_rows), table["text"]
     excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(text, 0, EXCERPT_CHARACTERS)
     table = table.drop_columns("text").append_column("text", text if keep == "text" else nothing)

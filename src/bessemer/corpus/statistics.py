@@ -32,7 +32,7 @@ Examples: TypeAlias = "dict[str, list[dict[str, str]]]"
 
 @dataclass
 class Funnel:
-    """Counts of one source."""
+    """The counts of the documents of one source that are read, kept, and rejected by each filter and step."""
 
     source: str
     format: str
@@ -137,19 +137,19 @@ def where(example: dict[str, Any]) -> str:
 
 
 def where_and_why(example: dict[str, Any]) -> str:
-    """Describe the location of an example and the problem with it."""
+    """Describe the location of an example of a rejected document, and why it was rejected."""
     return ": ".join(filter(None, (where(example), example["detail"])))
 
 
 def ordered(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of reasons in the order of the checks."""
+    """Return counts by reason, sorted in the order in which filters and steps check for the reasons."""
     known = {reason: index for index, reason in enumerate(REASONS)}
     before = known["contaminated"] - 0.5  # place of the recipe's filters
     return {reason: counts[reason] for reason in sorted(counts, key=lambda reason: (known.get(reason, before), reason))}
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
-    """Sort names by their counts, largest first, and equal ones alphabetically."""
+    """Return the names sorted by their counts, largest first, and alphabetically where counts are equal."""
     return sorted(counts, key=lambda name: (-counts[name], name))
 
 
@@ -158,7 +158,7 @@ def _histogram(lengths: Counter[str]) -> list[dict[str, int]]:
 
 
 def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
-    """Return the sums over sources."""
+    """Return the sums of all counts over the sources, for `totals` of statistics.json."""
     counts, tables, files = Tally(), Tally(), 0
     for funnel in funnels:
         files += funnel.files

@@ -88,7 +88,7 @@ def prepare_run(
 
 
 def _require_all(fits: list[bool], where: str, problem: str) -> None:
-    """Raise InputError that names the ranks that do not fit."""
+    """Raise InputError with `where` and `problem` that names the ranks whose entry in `fits` is False."""
     if wrong := [str(rank) for rank, one in enumerate(fits) if not one]:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 

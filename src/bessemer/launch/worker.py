@@ -151,7 +151,10 @@ class Worker:
         return recipe, run
 
     def _report_error(self, error: BessemerError, early: bool = False) -> int:
-        """Report an error that a restart would not fix, and return the exit code."""
+        """Report an error that a restart would not fix, and return the exit code.
+
+        With `early`, an error before the training began, all other processes exit too.
+        """
         speaks = self.rank == 0  # an error before the run is opened is raised on all processes
         if self.run is not None:
             speaks = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)

@@ -238,9 +238,9 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """Return a recipe with its paths made relative to the folder of its file.
+    """Return a recipe with its relative paths joined to `folder`, that of its file.
 
-    An example of [corpus.quality] may be the name of a source instead of a path.
+    Names of sources in corpus.quality.high and .low stay.
     """
     names = {source.name for source in recipe.corpus.sources}
 

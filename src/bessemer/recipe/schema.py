@@ -67,11 +67,11 @@ class Guard(Section):
     hang_seconds: float | None = Field(None, ge=0)
 
     def distance(self, steps: int) -> int:
-        """Return rollback_distance for a run of `steps` steps."""
+        """Return `rollback_distance` in steps, or its default for a run of `steps` steps."""
         return self.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))
 
     def batches_to_skip(self, steps: int) -> int:
-        """Return skip_batches for a run of `steps` steps."""
+        """Return `skip_batches`, or its default for a run of `steps` steps."""
         return 2 * self.distance(steps) if self.skip_batches is None else self.skip_batches
 
     def _complaints(self) -> Iterator[str]:

@@ -111,7 +111,7 @@ def _predicted(data: RunData) -> list[Block]:
 
 
 def _incident_points(data: RunData, loss: Column) -> Block:
-    """Return a marker on the loss curve for each listed incident; script.js opens the row of a clicked marker."""
+    """Return a trace with a marker on the curve `loss` for each listed incident; a click opens the row of the incident."""
     listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
     points = [(step, number) for step, number in listed if step is not None]
     finite = np.isfinite(loss)

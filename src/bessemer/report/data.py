@@ -180,17 +180,17 @@ class RunData:
 
     @property
     def loss_unit(self) -> str:
-        """Unit of the loss."""
+        """Unit of the loss in words, such as "nats per token"."""
         return {"masked": "nats per hidden token", "classify": "nats per text"}.get(self.objective, "nats per token")
 
     @property
     def has_conversations(self) -> list[bool]:
-        """True for each source of conversations, in recipe order."""
+        """A list with True for each source of conversations and False for each other one, in recipe order."""
         return [source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")]
 
     @property
     def scored_text(self) -> str:
-        """Description of the held-out text; of conversations only the assistant's answers are scored."""
+        """Phrase for the held-out text that is scored; of conversations these are only the assistant's answers."""
         if not any(self.has_conversations):
             return "held-out text"
         is_mixed = not all(self.has_conversations)
@@ -414,7 +414,7 @@ def _forks(path: Path) -> list[Curves]:
 
 
 class _LogColumns:
-    """A builder of number columns from log lines, keyed by (key, name within the key's object or None)."""
+    """A builder of `Curves` from log lines: one column per number, or per number in an object of a line."""
 
     def __init__(self) -> None:
         self.step = array("d")

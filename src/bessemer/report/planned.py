@@ -117,7 +117,10 @@ def rows(comparison: Json) -> dict[str, str]:
 
 
 def in_short(comparison: Json) -> str:
-    """Return a phrase with the measured time and peak memory and the planned ones; empty if unknown."""
+    """Return a phrase with the measured time and peak memory next to the planned ones; "" if unknown.
+
+    `comparison` is the result of `compare`.
+    """
     forms = {"seconds": duration, "memory_bytes": size}
     pairs = ((form, comparison[key]) for key, form in forms.items() if key in comparison)
     return ", ".join(f"{form(pair['measured'])} (planned {form(pair['planned'])})" for form, pair in pairs)

@@ -70,7 +70,7 @@ def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath |
 def end_publishing(target: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
     """Mark a published folder as complete and return its entry for the stage's own receipt.
 
-    `written` has the sizes of its files. Raises BessemerError for a file that is missing or incomplete.
+    `written` has the size in bytes of each file. Raises BessemerError for a file that is missing or incomplete.
     """
     stored = dict(sorted(written.items()))
     if damage := wrong_size(target, stored):
@@ -100,7 +100,7 @@ def close_work(stage: Path) -> None:
 
 
 def _own_folder(run: Path, storage: str) -> AnyPath:
-    """Return the folder in `corpus.storage` that belongs to this run directory alone, choosing one if needed."""
+    """Return the folder below `storage` that belongs to this run directory alone, and record a new one if it has none."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
     if folder is None:

@@ -175,7 +175,7 @@ class Statistics:
         return _hash_words(self.codes, *self.word_spans)
 
     def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
-        """Return how many of `stop_words` occur in the text; case matters."""
+        """Return the number of words in `stop_words` that occur in the text; case matters."""
         words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
         wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
         return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
@@ -311,10 +311,10 @@ def _repeated_characters(sums: Array, inverses: Array, positions: Array, n: int)
 
 @compiled
 def _count_sentences(codes: Array, bits: Array, starts: Array, ends: Array) -> int:
-    """Count sentences in each line as spaCy's sentencizer does; a line with words has at least one.
+    """Count sentences, in each line separately, as spaCy's sentencizer does. `starts` and `ends` are the spans of words.
 
     A sentence begins after a closing mark, at the next word that is not punctuation, or at a run of white space longer
-    than one blank.
+    than one blank. A line with words has at least one sentence.
     """
     sentences, closed = 0, False
     for i in range(len(starts)):

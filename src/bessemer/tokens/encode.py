@@ -53,7 +53,7 @@ class EncodedCounts:
             setattr(self, name, getattr(self, name) + type(getattr(self, name))(getattr(other, name)))
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the counts for the manifest, and warn about special tokens and unused fields in messages."""
+        """Return the counts as entries of manifest.json, and print warnings about special tokens and unused fields."""
         if self.controls:
             warn(
                 f"messages contain the special tokens {', '.join(sorted(self.controls))}, which are encoded as such; "

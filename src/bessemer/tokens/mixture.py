@@ -98,7 +98,7 @@ class Phase:
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
 
     def order(self) -> tuple[Counts, Counts]:
-        """Return for each slot of a block its source, and the number of that source's earlier slots in the block."""
+        """Return two arrays, (slots in a block,): the source of each slot, and how many earlier slots that source has."""
         return _block_by_deadline(self.exact or self.slots, self.block) if self.by_deadline else _block(self.slots)
 
 
@@ -221,7 +221,10 @@ def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
-    """Draw slots [number * CHUNK, (number + 1) * CHUNK); cached, since few long arrays are cheaper than many short."""
+    """Return the sequences that slots [number * CHUNK, (number + 1) * CHUNK) read.
+
+    The result is cached, because computing few long arrays is cheaper than many short ones.
+    """
     source, draws, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
     slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
     of_phase = np.searchsorted([phase.first for phase in mixture.phases], slots, side="right") - 1

@@ -83,7 +83,7 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
 
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
-    """Return the phases of the recipe in order; a recipe without a schedule has one."""
+    """Return the phases of the recipe's tokens.schedule in order, with shares before caps; one phase without a schedule."""
     if not isinstance(recipe, ResolvedRecipe):
         raise InputError(
             "tokens.schedule, temperature and max_epochs need the length of the run, which this recipe does not state; use the "

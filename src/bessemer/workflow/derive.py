@@ -94,7 +94,10 @@ def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None 
 
 
 def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float, held_out_tokens: int | None) -> int:
-    """Return the number of training steps that fit in a number of minutes, together with validation and saving."""
+    """Return the number of training steps that fit in some minutes, with the time for validation and saving.
+
+    `step_seconds` is the time of a step, and `held_out_tokens` the number of held-out tokens, None if unknown.
+    """
     share = 1.0 + recipe_defaults.validation_share(recipe, held_out_tokens)
     steps = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE) / (step_seconds * share)
     return max(recipe.batches.step_of(int(steps * recipe.batches.full)), 1)

@@ -150,7 +150,7 @@ class _Derivation:
         return self.recipe, self.choices
 
     def _set(self, table: str, why: str, **values: object) -> None:
-        """Set keys of a table; `train.schedule` is a nested table."""
+        """Set keys of a table of the recipe, and record the choice with its reason `why`."""
         outer, _, inner = table.partition(".")
         self.choices.append(Choice(table, values, why))
         self.recipe = self.recipe.changed(**{outer: {inner: values} if inner else values})

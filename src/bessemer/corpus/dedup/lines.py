@@ -68,7 +68,7 @@ class LineKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class RepeatedLines(task.DedupTask):
-    """A task that finds the repeated lines in a range of hashes. Lines of earlier corpora are never removed."""
+    """A task that writes the numbers of the repeated lines in a range of hashes, except those of earlier corpora."""
 
     num_own: int  # number of parts of this corpus
 

@@ -51,7 +51,7 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
 
 def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the concatenated shingle sets of texts and the length of each set."""
+    """Return the shingle sets of texts (sorted uint64 hashes), concatenated, and the length of each set."""
     data, offsets = utf8([fold(text) for text in texts])
     buffer = np.empty(longest(offsets), dtype=np.uint64)
     sets = [shingle_set(data[start:end], settings, buffer) for start, end in pairwise(offsets.tolist())]
@@ -131,9 +131,9 @@ def sign(
 
 @compiled
 def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
-    """Write a 64-bit key for each band of each signature into `keys[band, document]`.
+    """Write a 64-bit hash of each band of each signature and of the document's salt into `keys[band, document]`.
 
-    The document's salt is part of the key.
+    A band is `rows` consecutive values of a signature.
     """
     num_bands = keys.shape[0]
     for document in range(len(signatures)):

@@ -203,7 +203,7 @@ def is_new(*columns: np.ndarray) -> np.ndarray:
 
 
 class SplitWriter:
-    """A writer of arrays to one file that is split by target, from 0 to num_targets - 1."""
+    """A writer of one file of values that many tasks read: each value is for a target, one of 0 to num_targets - 1."""
 
     def __init__(self, path: Path, num_targets: int, run_bytes: int = RUN_BYTES) -> None:
         self.num_targets, self.run_bytes = num_targets, run_bytes

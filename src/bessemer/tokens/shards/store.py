@@ -106,8 +106,7 @@ class TokenStore:
             return None
 
     def verify(self, reads: bool = True) -> None:
-        """Verify all files. Raises DamagedFile for the first file that has changed, or shard with invalid ids or
-        offsets.
+        """Verify all files. Raises DamagedFile for a file that has changed, or a shard with invalid ids or offsets.
 
         Args:
             reads: Hash every file, once per process, except that files in a store are compared by size. If false, only

@@ -137,7 +137,10 @@ def template_source(recipe: Recipe) -> str:
 
 
 def model_input(recipe: Recipe, store: TokenStore, prompt: str) -> tuple[str, Framing]:
-    """Return a prompt as the model reads it: in a run of conversations, a user message in the chat template."""
+    """Return a prompt as text for the model, and the ids to put around it.
+
+    In a run trained on conversations the prompt is rendered as a user message with the chat template.
+    """
     if not recipe.chat_parts:
         return prompt, store.framing
     names = chat.template_names(store.folder, recipe.tokenizer.end_of_text)

@@ -29,7 +29,7 @@ _SEPARATORS = re.compile(r"[\s,\[\]]*")  # includes the brackets of an array, wh
 
 @dataclass(frozen=True)
 class Inspection:
-    """Findings from the beginning of a file."""
+    """The layout of a file of records and the problems with it, as seen at its beginning."""
 
     # "lines" for JSON lines, "values" for an array or consecutive JSON values, "csv" for a table, "" for an empty file
     layout: str = ""
@@ -152,7 +152,7 @@ def inspect_head(head: bytes, name: str, source: Source) -> Inspection:
 
 
 def _encoding(head: bytes, other: str | None = None) -> str:
-    """Return the encoding of a file from its beginning: Unicode, or `other` if that is not UTF-8.
+    """Return the encoding of a file from its first bytes: by byte order mark, else UTF-8, or `other` if they are not UTF-8.
 
     The decoder removes a byte order mark.
     """
