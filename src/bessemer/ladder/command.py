@@ -159,7 +159,7 @@ def result(
         },
         "rungs": [_rung(fitted, rung, point, scores[rung.name]) for rung, point in zip(rungs, points, strict=True)],
         "compute_share": sum(rung.flops for rung in rungs) / planned.flops,
-        "fit": _law(fitted) | {"draws": len(fitted.drawn), "spread": fitted.spread, "freedom": fitted.freedom},
+        "fit": _law(fitted) | {"draws": len(fitted.bootstrap), "spread": fitted.spread, "freedom": fitted.freedom},
         "prediction": None,
         "left_out": law.left_out(design, points, planned.recipe.run.seed),
         "optimum": None,
@@ -189,7 +189,7 @@ def _rung(fitted: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dic
 
 def _law(fitted: FittedLaw) -> dict[str, Any]:
     """Return the law's parameters as medians with their intervals."""
-    is_surface, rows = fitted.design == "isoflop", fitted.drawn
+    is_surface, rows = fitted.design == "isoflop", fitted.bootstrap
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
     samples = {"E": np.exp(rows[:, 0])}

@@ -70,10 +70,10 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, value: float, drawn: Array) -> Interval:
+    def of(cls, value: float, samples: Array) -> Interval:
         """Return a value with the interval of the draws' percentiles."""
         edge = 100 * (1 - WITHIN) / 2
-        low, high = np.percentile(drawn, [edge, 100 - edge])
+        low, high = np.percentile(samples, [edge, 100 - edge])
         return cls(float(value), float(low), float(high))
 
     def covers(self, value: float) -> bool:
@@ -88,7 +88,7 @@ class FittedLaw:
         design: Design of the ladder.
         points: The runs.
         best: The best fit.
-        drawn: (F, P) parameters from the bootstrap.
+        bootstrap: (F, P) parameters from the bootstrap.
         residuals: (n,) residuals of the runs, as resampled.
         spread: Standard deviation of the log losses about the best fit.
         freedom: Number of runs minus parameters of the law.
@@ -98,7 +98,7 @@ class FittedLaw:
     design: Design
     points: tuple[Point, ...]
     best: BestFit
-    drawn: Array
+    bootstrap: Array
     residuals: Array
     spread: float
     freedom: int
@@ -118,7 +118,7 @@ class FittedLaw:
         """
         chance = np.random.default_rng([self.seed, 1])
         x_T = np.log(arguments(self.design, [(parameters, tokens, flops)])) - self.best.centre
-        logs = np.repeat(predicted(self.drawn, x_T)[0][:, 0], REPEATS) + batch_effect(self.design, batch_excess)
+        logs = np.repeat(predicted(self.bootstrap, x_T)[0][:, 0], REPEATS) + batch_effect(self.design, batch_excess)
         beyond = max(log(flops / max(point.flops for point in self.points)), 0.0)
         logs += DRIFT * beyond**1.5 * chance.standard_normal(len(logs))
         if of_a_run:
@@ -178,7 +178,7 @@ def optimum(fitted: FittedLaw, flops: float, flops_per_parameter: float) -> dict
 
     This is the minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4). `flops_per_parameter` is k.
     """
-    log_a, log_b, alpha, beta = np.concatenate([fitted.best.parameters[None, 1:], fitted.drawn[:, 1:]]).T
+    log_a, log_b, alpha, beta = np.concatenate([fitted.best.parameters[None, 1:], fitted.bootstrap[:, 1:]]).T
     log_a, log_b = log_a + alpha * fitted.best.centre[0], log_b + beta * fitted.best.centre[1]
     share = beta / (alpha + beta)
     log_n = (np.log(alpha / beta) + log_a - log_b) / (alpha + beta) + share * np.log(flops / flops_per_parameter)

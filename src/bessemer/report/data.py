@@ -334,7 +334,7 @@ def _is_damaged(path: Path) -> bool:
 
 
 def file_version(path: Path) -> FileVersion:
-    """Return the modification time, size and inode of a file, or the like, to compare versions; None if it is missing."""
+    """Return a value that changes whenever the file changes, from its status; None for a missing file."""
     try:
         stat = path.stat()
     except OSError:
