@@ -95,9 +95,10 @@ def leave_out_of_compilation() -> None:
 def _one_document(
     q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, first: int = 0, *, is_part: bool = False
 ) -> Tensor:
-    """Compute attention of queries at first, first + 1, ... over the keys of one document, which start at 0.
+    """Return the attention, (B, H, C, K), of queries at positions first, first + 1, ... of one document over its keys.
 
-    With `is_part`, the document is one of several and has any length.
+    The keys start at position 0. `is_part` is True for one of several documents in a sequence, which have any length;
+    full sequences use the bf16 kernel only for the lengths at which it is faster.
     """
     count, length = q_BHCK.shape[2], k_BGTK.shape[2]
     if spec.causal and first + count < length:
@@ -229,7 +230,7 @@ class LayerKVCache:
         self.length = 0
 
     def append(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens, and return those of all tokens."""
+        """Add the keys and values of new tokens, and return those of all tokens so far, (B, G, length, K) each."""
         end = self.length + k_BGTK.shape[2]
         self._keys[:, :, self.length : end] = k_BGTK
         self._values[:, :, self.length : end] = v_BGTK

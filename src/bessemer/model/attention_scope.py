@@ -5,7 +5,7 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+Allows = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # maps (b, h, q, kv) to True where query q sees key kv
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class AttentionScope:
     def each(
         cls, specs: Collection[AttentionSpec], documents: Documents | None, length: int, device: torch.device
     ) -> dict[AttentionSpec, AttentionScope]:
-        """Return the scope of each spec for a batch (`of`). Specs that differ only in their scale share a mask."""
+        """Return the scope of each spec for a batch (`build`). Specs that differ only in their scale share a mask."""
         unscaled = {spec: replace(spec, scale=None) for spec in specs}
         scopes = {plain: cls.build(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
         return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
@@ -204,7 +206,7 @@ class AttentionScope:
 
 @lru_cache(maxsize=4)
 def flex_function(name: str, device: str) -> Any:
-    """Return a function of FlexAttention, compiled on CUDA; a CPU gets the slow reference.
+    """Return a function of torch.nn.attention.flex_attention by name, compiled on CUDA; a CPU gets the slow reference.
 
     Without compilation FlexAttention is not a fused kernel, and building a block mask allocates all queries x keys.
     """
@@ -214,8 +216,8 @@ def flex_function(name: str, device: str) -> Any:
     return torch.compile(function) if device == "cuda" else function
 
 
-def make_block_mask(allows: Any, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
-    """Return FlexAttention's block mask.
+def make_block_mask(allows: Allows, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
+    """Return FlexAttention's BlockMask for this number of queries and keys.
 
     `allows` maps (b, h, q, kv) to True where a query sees a key. A `batch` of None uses the same mask for all rows.
     """
@@ -224,5 +226,5 @@ def make_block_mask(allows: Any, batch: int | None, queries: int, keys: int, dev
 
 @lru_cache(maxsize=16)
 def _mask_of_spec(spec: AttentionSpec, length: int, device: torch.device) -> Any:
-    """Return the mask of rows without documents, which is the same in each batch."""
+    """Return the BlockMask of rows of `length` tokens without documents, which is the same in each batch."""
     return make_block_mask(lambda b, h, q, kv: spec.allows(q, kv), None, length, length, device)

@@ -34,7 +34,10 @@ def _bits(x: Tensor) -> Bits:
 
 
 def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
-    """Call kernel(first, last, ...) on ranges of all rows, in multiples of `block` rows, on torch's threads."""
+    """Call kernel(first, last, *arguments) on ranges that divide the rows, in multiples of `block`, on torch's threads.
+
+    `elements` is the amount of work: fewer elements use fewer threads.
+    """
     blocks = -(-rows // block)
     parts = max(min(torch.get_num_threads(), elements // MIN_ELEMENTS, blocks), 1)
     ends = [min(blocks * part // parts * block, rows) for part in range(parts + 1)]
@@ -138,7 +141,10 @@ class NarrowHeads(torch.autograd.Function):
 def _parts(
     joined_BTGEK: Tensor, parts: tuple[Tensor, ...], cos: Tensor, sin: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-    """Yield the arguments that `split_heads` and `join_heads` share, for queries, keys and values."""
+    """Yield the arguments that the kernels `split_heads` and `join_heads` share, for queries, keys and values in turn.
+
+    `parts` are the (B, heads, T, K) tensors of queries, keys and values.
+    """
     batch, length, groups, each = joined_BTGEK.shape[:4]
     joined_ME = _bits(joined_BTGEK.view(batch * length, -1))
     angles = [x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin)]  # each (T, P/2) or (B T, P/2)
@@ -217,7 +223,10 @@ def _padded(x_BHT: Tensor) -> Tensor:
 
 
 def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
-    """Return the sum over blocks of queries, in fp32; each block covers the first keys only."""
+    """Return the gradient of keys or values, (N, keys, K): the sum, in fp32, of its parts from blocks of queries.
+
+    With a causal mask, a part has only the first keys, which its queries see.
+    """
     if len(parts) == 1 and parts[0].shape[1] == keys:
         return parts[0]
     total_NTK = parts[0].new_zeros(len(parts[0]), keys, parts[0].shape[2], dtype=torch.float32)
@@ -235,7 +244,7 @@ def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
 def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_grad: bool) -> tuple[Tensor, Tensor]:
     """Return each token's cross-entropy and z-loss in fp32, which are 0 without a target.
 
-    The logits are replaced by their gradient in place.
+    If `has_grad`, the logits are replaced by their gradient, in place.
     """
     nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
     _by_rows(

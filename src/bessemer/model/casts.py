@@ -28,7 +28,7 @@ _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None
 
 @contextmanager
 def keep_casts(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Cast each weight to bf16 once inside this context, and let `additions` collect gradients of `parameters`.
+    """Cast each weight to bf16 once inside this context, and let the gradients of `parameters` bypass autograd (`additions`).
 
     Weights must not change inside the context.
     """
@@ -60,9 +60,9 @@ def cast_weight(weight: Tensor) -> Tensor:
 
 @contextmanager
 def additions() -> Iterator[Additions]:
-    """Collect gradients of this thread that bypass autograd, as a list of calls that add them.
+    """Collect the gradients of this thread that bypass autograd, as a list of functions that each add one to a `.grad`.
 
-    Make the calls in order, after autograd has set the `.grad` of the parameters.
+    Call the functions in order, after autograd has set the `.grad` of the parameters.
     """
     result: Additions = []
     token = _COLLECTED.set(result)
@@ -73,12 +73,12 @@ def additions() -> Iterator[Additions]:
 
 
 def are_collected(weight: Tensor) -> bool:
-    """Return True if `additions` may collect the gradients of this weight, a parameter or a view of one."""
+    """Return True if gradients of this weight may bypass autograd: it is, or views, one of the `keep_casts` parameters."""
     return bool(_owners) and weight.untyped_storage().data_ptr() in _owners
 
 
 def collect(weight: Tensor, gradient: Tensor, scale: Tensor | None = None) -> bool:
-    """Collect the gradient of a weight, to be multiplied by `scale`. Returns False if autograd must handle it."""
+    """Collect `scale` times the gradient of a weight in this thread's `additions`. Returns False if autograd must handle it."""
     collected = _COLLECTED.get()
     if collected is None or not are_collected(weight):
         return False

@@ -50,7 +50,7 @@ def splitmix64_finaliser(x: Tensor) -> Tensor:
 
 
 def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
-    """Return True for the elements `index_N` (int32) of each of `keys` (...) that are dropped, as bool (..., N)."""
+    """Return a bool mask, (..., N), of the dropped elements among those with the int32 indices `index_N` of each token key."""
     low, high = (((keys << 32) >> 32).to(torch.int32), (keys >> 32).to(torch.int32))
     x = low[..., None] + index_N * _GAMMA_32
     x ^= _shift_right(x, 16, 32)
@@ -62,9 +62,9 @@ def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
     return x < round(rate * 2**32) - 2**31
 
 
-def _shift_right(x: Tensor, num_bits: int, bits: int) -> Tensor:
-    """Return x >> places, filled with zeros."""
-    return (x >> num_bits) & ((1 << (bits - num_bits)) - 1)
+def _shift_right(x: Tensor, num_places: int, num_bits: int) -> Tensor:
+    """Shift integers of `num_bits` bits right by `num_places`, and fill with zeros instead of the sign."""
+    return (x >> num_places) & ((1 << (num_bits - num_places)) - 1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class DropoutMasks:
         return replace(self, token_BT=token_BT, stream_BL=stream_BL)
 
     def stream(self, x_BLD: Tensor, site: Site, rate: float) -> Tensor:
-        """Drop elements of a tensor that is added to the residual stream."""
+        """Drop elements of the output of a site, which is added to the residual stream."""
         return _drop(x_BLD, splitmix64(self.stream_BL, _SITES[site]), 0, rate)
 
     def hidden_units(self, x_BTF: Tensor) -> Tensor:

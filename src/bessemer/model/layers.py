@@ -24,13 +24,13 @@ LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # maps (x, w
 
 
 def linear_layer(facts: Sublayer, name: str) -> nn.Linear:
-    """Return a linear layer of a sublayer with the shape in its facts."""
+    """Return a linear layer with the shape and the bias that the sublayer declares for the layer `name`."""
     columns, rows = facts.shapes[f"{name}.weight"]
     return nn.Linear(rows, columns, bias=f"{name}.bias" in facts.shapes)
 
 
 def joint_bias(facts: Sublayer, name: str) -> nn.Parameter | None:
-    """Return the bias of a sublayer's joint projection, or None if its facts have none."""
+    """Return the bias of the joint projection `name`, or None if the sublayer declares none."""
     shape = facts.shapes.get(f"{name}_bias")
     return None if shape is None else nn.Parameter(torch.empty(shape))
 
@@ -47,7 +47,7 @@ class RMSNorm(nn.Module):
         self.eps, self.zero_centred = eps, zero_centred
 
     def scale(self, x: Tensor) -> Tensor:
-        """Return the factor for x, (D,)."""
+        """Return the factor that multiplies the normalised x, (D,): the weight, 1 + weight, or ones."""
         weight_D = upcast(x.new_ones(x.shape[-1])) if self.weight is None else self.weight
         return weight_D + 1.0 if self.zero_centred else weight_D
 

@@ -215,9 +215,10 @@ def initial_tensor(name: str, shape: torch.Size, config: ModelConfig, seed: int)
 
     Each tensor has a generator seeded by its name, so its values do not depend on the presence of other tensors.
 
-    Parameters of blocks start as their facts state. Norms start at one (zero if zero-centred) and biases at zero. Matrices
-    are normal with the standard deviation 1/sqrt(fan-in), which preserves the scale of activations. The output matrix is
-    smaller by another factor of 1/sqrt(width), so that the first prediction is nearly uniform.
+    Parameters of blocks start at the value that their sublayer declares, if any. Norms start at one (zero if
+    zero-centred) and biases at zero. Matrices are normal with the standard deviation 1/sqrt(fan-in), which preserves the
+    scale of activations. The output matrix is smaller by another factor of 1/sqrt(width), so that the first prediction
+    is nearly uniform.
     """
     facts = config.parameter_facts(name)
     if facts is not None and facts.initial is not None:

@@ -100,7 +100,10 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
 
 
 def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]) -> None:
-    """Report the rank that was corrupt, if the replicas differed at this step before a rollback and are equal now."""
+    """Report the rank that was corrupt, if the replicas differed at this step before a rollback and are equal now.
+
+    `sums_by_rank` has the bit sums of each rank's weights now, which are taken to be right.
+    """
     difference = training.replicas.suspected.pop(step, None)
     if difference is None:
         return
@@ -115,7 +118,10 @@ def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]
 def _roll_back_or_stop(
     training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
 ) -> TrainState:  # fmt: skip
-    """Roll back, or stop if no checkpoint is older than the alarm or rollbacks have not helped. All ranks must call it."""
+    """Roll back, or stop if no checkpoint is older than the alarm or rollbacks have not helped. All ranks must call it.
+
+    Raises BessemerError for a stop, with the reason `why`. The incident names the first of `ranks`.
+    """
     training.saver.finish(state)
     checkpoint, limit = _checkpoint_before(training, alarm), training.recipe.guard.max_rollbacks
     if training.journal.num_rollbacks_within(step - 1, ROLLBACK_STEPS) < limit:
@@ -144,7 +150,7 @@ def _begin(training: Training, rollback: Rollback) -> None:
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
-    """Return the newest verified checkpoint that is old enough, else the oldest from before the first bad step.
+    """Return the newest verified checkpoint at least `guard.distance` steps before the first bad step, else the oldest one.
 
     All ranks must call it.
     """

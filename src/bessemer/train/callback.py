@@ -54,7 +54,7 @@ class Moment:
 
 
 class Callback(ExtensionBase):
-    """A class that follows a training. Fields of a subclass are its settings.
+    """Base class for training callbacks. Fields of a subclass are its settings.
 
     Every process has its own instance and calls each method at the same steps. Each method except `end` may return a reason to
     stop: all processes then save and stop together, as after a signal. An exception stops the training too. Names of attributes
@@ -83,7 +83,7 @@ class Callback(ExtensionBase):
 class Callbacks:
     """The callbacks of a training on this process. Leaving the context calls `end`.
 
-    `stop` receives what the callbacks return and raise.
+    `stop` receives the reasons to stop that callbacks return, and the errors that they raise.
     """
 
     members: Sequence[Callback]
@@ -92,7 +92,7 @@ class Callbacks:
     step: int = field(init=False)
 
     def call(self, method: str, step: int, metrics: Mapping[str, Any] | None = None, stopped_by: str = "") -> None:
-        """Call a method of each callback after `step` steps."""
+        """Call the method with this name of each callback after `step` steps, with a `Moment` of the other arguments."""
         self.step, mesh, steps = step, self.training.trainer.mesh, self.training.steps
         shown = MappingProxyType(dict(metrics or {}))
         moment = Moment(step, steps, shown, self.training.run.path, mesh.rank, mesh.world, stopped_by)

@@ -72,14 +72,14 @@ METRICS = {
 
 
 class Terms:
-    """The terms of the metrics, by metric and layer."""
+    """The terms of each metric and layer on this process, which `values` combines over all processes."""
 
     def __init__(self) -> None:
         self._terms: dict[tuple[str, str], list[Tensor]] = {}
 
     @torch.no_grad()
     def add(self, source: str, layer: str, *tensors: Any, share: float = 1.0) -> None:
-        """Add the terms of a layer's tensors; `share` is their weight in a sum."""
+        """Compute the terms of all metrics of a source (`LayerMetric.source`) from a layer's tensors; `share` weights sums."""
         for name, metric in METRICS.items():
             if metric.source == source and tensors[0].numel():
                 device, weight = tensors[0].device, 1.0 if metric.is_max else share
@@ -87,7 +87,7 @@ class Terms:
                 self._terms.setdefault((name, layer), []).append(weight * torch.stack(terms))
 
     def values(self, mesh: ProcessMesh) -> dict[str, dict[str, float]]:
-        """Return each metric by layer, in order. All ranks must call it."""
+        """Return the value of each metric by layer, in order: {metric: {layer: value}}. All ranks must call it."""
         own = {key: _reduced(key[0], torch.stack(terms)) for key, terms in self._terms.items()}
         if own:  # all in one transfer, since each transfer synchronises the device
             device, lengths = next(iter(own.values())).device, list(map(len, own.values()))
@@ -108,7 +108,10 @@ def _reduced(name: str, terms: Tensor) -> Tensor:
 
 
 class LayerMonitor:
-    """A context around each update that logs statistics of every `every`-th step as "inside"; 0 logs none."""
+    """A context around each update that logs layer statistics of every `every`-th step; 0 logs none.
+
+    The lines in metrics.jsonl have the kind "inside".
+    """
 
     def __init__(self, trainer: Trainer, log: MetricsLog, trends: Trends, every: int, sample: int = SAMPLE) -> None:
         self.trainer, self.log, self.trends, self.every, self.sample = trainer, log, trends, every, sample
@@ -146,7 +149,7 @@ class LayerMonitor:
         self.trends.add_statistics(number, statistics)
 
     def _sampled(self, parameter: Tensor) -> Tensor:
-        """Return evenly spread elements of a local shard."""
+        """Return at most `sample` evenly spread elements of this process's shard of a parameter."""
         values = local(parameter).detach().flatten()
         return values[:: max(-(-len(values) // self.sample), 1)]
 

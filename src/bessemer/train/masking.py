@@ -6,7 +6,6 @@ Shapes: T tokens of a sequence, N hidden tokens.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +47,8 @@ class Masked(Objective, Masking):
         inputs_T[hidden] = self._replacements(ids_T[hidden], sample, draws)
         return inputs_T, targets_T
 
-    def _replacements(self, ids_N: Ids, sample: Sample, draws: Any) -> Ids:
-        """Return the inputs at hidden tokens."""
+    def _replacements(self, ids_N: Ids, sample: Sample, draws: np.random.BitGenerator) -> Ids:
+        """Return the input of each hidden token: the mask token or, in mode "bert", sometimes a random or its own token."""
         input_N = np.full_like(ids_N, sample.tokenizer.mask_token)
         if self.mode == "bert":
             ordinary = np.flatnonzero(sample.is_text)
@@ -59,8 +58,11 @@ class Masked(Objective, Masking):
         return input_N
 
 
-def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: Any) -> Ids:
-    """Return the positions of whole words with at most `count` tokens in total."""
+def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: np.random.BitGenerator) -> Ids:
+    """Return the positions of random whole words with at most `count` tokens in total.
+
+    `starts_T` is True where a word starts, and `candidates` are the positions of ordinary tokens.
+    """
     words = np.split(candidates, np.flatnonzero(starts_T[candidates])[1:])  # every word starts with a candidate
     order = np.argsort(_uniform(draws, len(words)), kind="stable").tolist()
     chosen: list[Ids] = []
@@ -76,11 +78,11 @@ def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: 
 
 @cache
 def word_edges(tokenizer: Tokenizer) -> WordEdges:
-    """Return which token ids start a word."""
+    """Return the token ids that start a word, computed once for a tokenizer."""
     return WordEdges.from_pieces(tokenizer.token_byte_values())
 
 
-def _uniform(draws: Any, count: int) -> npt.NDArray[np.float64]:
+def _uniform(draws: np.random.BitGenerator, count: int) -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) from the upper 53 bits of `count` raw draws."""
     raw: npt.NDArray[np.uint64] = draws.random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -102,7 +102,7 @@ class MetricsLog:
 
 
 def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
-    """Remove the lines after `step`, and a torn last line.
+    """Rewrite metrics.jsonl with the rows up to `step`, which also removes a torn last line.
 
     For step 0, all lines are removed, since a fresh start validates at step 0 again.
     """
@@ -112,7 +112,7 @@ def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield numbers by TensorBoard tag: kind/name, or kind/name/key."""
+    """Yield (tag, number) for TensorBoard; tags are name/key, or name/key/key for a nested table."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _scalars(f"{name}/{key}", value)
@@ -165,9 +165,9 @@ def record(data: bytes) -> bytes:
 
 
 class Rates:
-    """The speed of the steps that the host read last: seconds per step and waiting for data, tokens/s, MFU and HFU.
+    """The mean speed of the steps since the last `mark`: seconds per step, waiting for data, tokens/s, MFU and HFU.
 
-    A CPU's peak FLOP/s is measured, and the result is too low if other programs used the cores then. A faster step raises it.
+    A CPU's peak FLOP/s is measured, and is too low if other programs used the cores then. A step that exceeds it raises it.
     """
 
     def __init__(self, model_flops: float, hardware_flops: float, peak: float, device: Device) -> None:
@@ -192,7 +192,7 @@ class Rates:
             started = perf_counter()
 
     def mark(self) -> None:
-        """Start to measure the next steps."""
+        """Forget the steps so far, so that the rates are those of the next steps."""
         self._mark, self.num_steps, self._waits = perf_counter(), 0, 0.0
 
     @property

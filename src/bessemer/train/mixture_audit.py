@@ -13,17 +13,18 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
+Shares = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 """Sequences read so far and their tokens without padding, (2, phases of the recipe, sources). Part of checkpoints."""
 
 
 def no_counts(mixture: Mixture) -> Counts:
-    """Return the counts before the first batch."""
+    """Return the counts before the first batch: zeros."""
     return np.zeros((2, mixture.phases[-1].recipe_phase + 1, len(mixture.names)), dtype=np.int64)
 
 
 def counts_after(counts: Counts, batch: Batch, mixture: Mixture) -> Counts:
-    """Return the counts after one more batch of this process."""
+    """Return a copy of the counts with the sequences and tokens of one more batch of this process."""
     spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
     phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
     real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
@@ -72,8 +73,13 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
     }  # fmt: skip
 
 
-def _rows(mixture: Mixture, requested: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
-    """Return a row for each source; the arguments are arrays by source."""
+def _rows(
+    mixture: Mixture, requested: Shares, planned: Shares, sequences: Counts, tokens: Counts
+) -> dict[str, dict[str, Any]]:
+    """Return each source's requested, planned and consumed token share, and the sequences and tokens read from it.
+
+    The arguments are the requested and planned shares and the counts so far, (sources,) each.
+    """
     keys = ("asked_share", "target_share", "drawn_share", "sequences", "tokens")
     columns = requested, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens
     by_source = zip(mixture.names, *(column.tolist() for column in columns), strict=True)

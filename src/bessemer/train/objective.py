@@ -109,6 +109,6 @@ def objective_of(train: Train) -> Objective:
     return rule.model_copy(update=dict(train.masking)) if train.objective == "masked" else rule
 
 
-def changes(rule: Objective, method: str) -> bool:
-    """Return True if the class of an objective overrides `method`."""
-    return getattr(type(rule), method) is not getattr(Objective, method)
+def overrides(objective: Objective, method: str) -> bool:
+    """Return True if the class of an objective overrides `method`, "example" or "loss"."""
+    return getattr(type(objective), method) is not getattr(Objective, method)

@@ -156,7 +156,7 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
 def _selective_contexts(
     matmuls: int, keeps_last: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Save the outputs of matmuls and attention, and recompute norms, activations and rotations.
+    """Return contexts of the forward pass and its recomputation that save the outputs of matmuls and attention only.
 
     A block has `matmuls` matmuls. The output of its last one is saved only if `keeps_last`.
     """

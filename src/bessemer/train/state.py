@@ -65,7 +65,10 @@ def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
 
 
 def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, Any]]:
-    """Return this process's tensors and the facts of a checkpoint. All ranks must call it."""
+    """Return what a checkpoint stores: this process's tensors by part, and the other values for the manifest ("facts").
+
+    All ranks must call it.
+    """
     mesh, parameters = trainer.mesh, dict(owned_parameters(trainer.model))
     suffix = "" if mesh.is_single else f"-{mesh.rank}"
     rng = {f"cpu{suffix}": torch.get_rng_state()}
@@ -181,7 +184,7 @@ class Saver:
         self._follow()
 
     def _follow(self) -> None:
-        """Start to copy published checkpoints to the mirror."""
+        """Start to copy published checkpoints to the mirror, in a thread."""
         if self._mirror is not None:
             self._mirror.follow(self._report_mirror)
 

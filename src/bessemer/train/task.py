@@ -37,7 +37,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.loss import Loss, chunked_cross_entropy
 from bessemer.train.masking import Masked
-from bessemer.train.objective import Objective, Predictions, Sample, changes, objective_of
+from bessemer.train.objective import Objective, Predictions, Sample, objective_of, overrides
 
 TRIED_SAMPLES = 8  # number of samples on which a user's objective is tried before the training
 TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # differentiable total; nats and predictions of the targets, (B, S)
@@ -120,7 +120,7 @@ class ObjectiveTask:
         is only in the total: the nats are the cross-entropy of its targets, by which runs are compared.
         """
         targets_BS, predicted_BS = batch.targets_BL, None
-        is_own = not scored and changes(self.objective, "loss")
+        is_own = not scored and overrides(self.objective, "loss")
         if not self.is_encoder and not is_own:
             loss = self._head_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), scored=scored)
             return loss.total, loss.nats_N.view(targets_BS.shape), None
@@ -220,12 +220,12 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 def example_transforms(recipe: Recipe, store: TokenStore) -> tuple[Callable[[Batch], Batch], ...]:
     """Return the functions by which a recipe's objective changes a batch, such as hiding tokens from an encoder."""
     objective = objective_of(recipe.train)
-    return (Examples.load(objective, recipe, store).batch,) if changes(objective, "example") else ()
+    return (Examples.load(objective, recipe, store).batch,) if overrides(objective, "example") else ()
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of an objective, as a pure function of the run seed and the sample number.
+    """The inputs and targets that an objective makes of each sample, as a pure function of run seed and sample number.
 
     The random numbers are Philox's (Salmon et al. 2011), a counter-based generator with seed and sample as key. So examples do
     not depend on the micro-batch, the number of processes or a resume, and they differ in every epoch.
@@ -259,7 +259,7 @@ class Examples:
         return replace(batch, inputs=np.stack(inputs), targets=np.stack(targets))
 
     def held_out(self, part: HeldOut, token_bytes: Ints) -> HeldOut:
-        """Return held-out sequences with examples that are the same at every validation."""
+        """Return held-out sequences with the inputs and targets of the objective, the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
         batch = fixed.batch(Batch(0, part.inputs, part.targets, np.zeros(len(part.inputs), np.int64), part.starts))
         target_bytes = np.where(batch.targets >= 0, token_bytes[batch.targets], 0).sum(axis=1)
@@ -310,11 +310,11 @@ def require_objective(
     if objective.model not in (kind, "either"):
         remedy = "use another objective or model.family"
         raise InputError(f"train.objective: {train.objective} trains {objective.model}s, not {kind}s; {remedy}")
-    if objective.model == "encoder" and not (changes(objective, "example") and recipe.predicts_hidden):
+    if objective.model == "encoder" and not (overrides(objective, "example") and recipe.predicts_hidden):
         raise InputError(f"train.objective: {objective.name}: an encoder needs the method example, and model.family")
     keys = {"train.z_loss": train.z_loss}
     keys |= {f"parallel.{axis}": getattr(layout, axis) - 1 for axis in ("tensor", "context", "pipeline")}
-    for key in (key for key, value in keys.items() if value and changes(objective, "loss")):
+    for key in (key for key, value in keys.items() if value and overrides(objective, "loss")):
         raise InputError(f"{key}: not supported with the loss of {objective.name}; remove it")
     if tokenizer is not None and not train.objective_rule.is_built_in:
         _try(objective, recipe, tokenizer())

@@ -81,7 +81,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
 
 
 def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """Start a Weights & Biases run, configured by WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY."""
+    """Start or resume a Weights & Biases run, configured by WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY; `known` keeps its id."""
     import wandb
 
     identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
@@ -95,7 +95,7 @@ def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
 
 
 def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """Start an MLflow run that reports to MLFLOW_TRACKING_URI, else into mlflow.db of the run directory."""
+    """Start or resume an MLflow run at MLFLOW_TRACKING_URI, else in mlflow.db of the run directory; `known` keeps its id."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:

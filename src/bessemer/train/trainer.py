@@ -182,7 +182,7 @@ class Trainer:
         return DeviceStats(loss, objective, norm, sums[4:], targets, sums[2:4], gated, scale, overflow)
 
     def _counts(self, batch: Batch) -> Tensor:
-        """Return the targets of the global batch by source, and last those that the gate removed. All ranks must call it."""
+        """Count the targets of the global batch by source, and last those that the gate removed, (sources + 1,). Collective."""
         targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
         counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
         if self.mesh.leads_data:
@@ -191,7 +191,7 @@ class Trainer:
         return self.mesh.sum_on_device(self.device.send(counts))
 
     def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor]:
-        """Return the gradient norm and the sums over all processes.
+        """Return the global gradient norm, and a vector of sums over all processes, (4 + sources,).
 
         The sums are of nats, of the minimised loss, of correct and of all scored predictions, and of nats by source.
         """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bessemer.model.generation import Sampling, complete
@@ -68,7 +69,8 @@ class Validation:
 def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
     """Score held-out sequences in a fixed order, divided among data-parallel ranks. Returns the scores of all on every process.
 
-    End-of-text tokens count neither as loss nor as bytes. All ranks must call it.
+    `advance` receives the number of targets after each batch. End-of-text tokens count neither as loss nor as bytes. All
+    ranks must call it.
     """
     labels, mesh, is_scored = trainer.model.config.labels, trainer.mesh, False
     nats, correct = np.zeros(len(parts)), np.zeros(len(parts), dtype=np.int64)
@@ -98,8 +100,13 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
 
 
 def _validation(
-    trainer: Trainer, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
+    trainer: Trainer,
+    parts: list[HeldOut],
+    nats: list[float],
+    correct: list[int] | None,
+    confusion: npt.NDArray[np.int64],
 ) -> Validation:
+    """Return the scores that follow from the nats and the number of correct targets of each part."""
     config, metrics = trainer.model.config, dict[str, Any]()
     counts, sizes = [part.num_targets for part in parts], [int(part.bytes.sum()) for part in parts]
 

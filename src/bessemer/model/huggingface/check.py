@@ -106,7 +106,7 @@ def _bytes(config: ModelConfig, layers: int) -> float:
 
 
 def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
-    """Return the largest difference from `transformers`.
+    """Return the largest difference of a logit (of a hidden value under a new head) between our model and `transformers`.
 
     `copy` is the folder's safe copy, perhaps with fewer layers or a short window.
     """
@@ -125,7 +125,7 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
 
 
 def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
-    """Return the logits of `transformers`, or its hidden states under a new head.
+    """Return the logits of the model `theirs` of `transformers`, or its hidden states if our model has a new head.
 
     Texts are computed one at a time, because a classifier without a padding token accepts no more.
     """

@@ -229,7 +229,7 @@ def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
 
 
 def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
-    """Return the options whose keys state them directly."""
+    """Return the options that config.json states under one key each (`ModelFamily.keys`); missing keys are left out."""
     values: Values = {}
     for ours, theirs in family.keys.items():
         kind = OPTIONS[ours]

@@ -42,7 +42,7 @@ def _rule(value: Any) -> ConfigRule:
 class ModelFamily(ExtensionBase):
     """A model family of `transformers`: the options of its models, and the names in its config.json and of its tensors.
 
-    A subclass inherits from the family in `like` every fact that it does not set, except `harmless` and `examples`. In a
+    A subclass inherits from the family in `like` every attribute that it does not set, except `harmless` and `examples`. In a
     table it sets only the entries that differ; None removes an entry from a table of names.
 
     Attributes:
@@ -100,7 +100,7 @@ class ModelFamily(ExtensionBase):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Complete the facts from those of the family in `like`, and check them. Raises InputError that names the fact."""
+        """Inherit the other attributes from the family in `like`, and check all. Raises InputError that names the attribute."""
         super().__pydantic_init_subclass__(**kwargs)
         own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
         if cls.like not in ("", *FAMILIES):
@@ -128,7 +128,7 @@ class ModelFamily(ExtensionBase):
 
     @classmethod
     def _require_valid(cls, own: Values) -> None:
-        """Raise InputError that names the first invalid fact of a user's class."""
+        """Raise InputError that names the first invalid attribute among those that a user's class sets itself (`own`)."""
         known = {"options": OPTIONS, "keys": OPTIONS, "defaults": cls.keys} | {
             fact: {name for family in FAMILIES.values() for name in getattr(family, fact)}
             for fact in ("outer_tensors", "layer_tensors")
@@ -150,21 +150,21 @@ class ModelFamily(ExtensionBase):
             raise cls.error(field, f"unknown attribute of a family{_near(field, ModelFamily.__annotations__)}")
 
     @classmethod
-    def error(cls, fact: str, what: str) -> InputError:
-        """Return the error about a fact of a class, for the caller to raise."""
-        return InputError(f"{cls.location(fact)}: {what}")
+    def error(cls, attribute: str, problem: str) -> InputError:
+        """Return an error that names the file, the class, the attribute and the problem, for the caller to raise."""
+        return InputError(f"{cls.location(attribute)}: {problem}")
 
     @classmethod
-    def location(cls, fact: str) -> str:
-        """Return the file, the class and the fact, for errors."""
-        return f"{getattr(sys.modules.get(cls.__module__), '__file__', cls.__module__)}: {cls.__name__}.{fact}"
+    def location(cls, attribute: str) -> str:
+        """Return `FILE: CLASS.ATTRIBUTE`, for errors."""
+        return f"{getattr(sys.modules.get(cls.__module__), '__file__', cls.__module__)}: {cls.__name__}.{attribute}"
 
-    def about(self, fact: str) -> str:
-        """Return the place of a fact of a user's class, as the end of an error message; empty for a built-in family."""
-        return "" if is_own(type(self)) else f" ({self.location(fact)})"
+    def about(self, attribute: str) -> str:
+        """Return ` (FILE: CLASS.ATTRIBUTE)`, the end of an error about a user's class; empty for a built-in family."""
+        return "" if is_own(type(self)) else f" ({self.location(attribute)})"
 
     def about_tensor(self, name: str) -> str:
-        """Return where the name of a `transformers` tensor is defined in the family, as `about` does for a setting."""
+        """Return the result of `about` for the attribute that has the name of a `transformers` tensor."""
         return self.about("layer_tensors" if name.startswith(self.layer_prefix.partition("{")[0]) else "outer_tensors")
 
     def apply_rules(self, part: str, *arguments: Any) -> Iterator[Any]:

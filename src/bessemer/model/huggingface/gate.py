@@ -143,7 +143,7 @@ def errors_about(subject: str) -> Iterator[None]:
 
 
 def quiet_transformers() -> Any:
-    """Import transformers without its progress bars and warnings."""
+    """Return the module transformers, imported without its progress bars and warnings."""
     with hub.offline():  # older versions keep the setting in force at import
         import transformers
 
@@ -268,7 +268,10 @@ def tolerance_of(wanted: Tensor) -> float:
 
 
 def require_close(numbers: Tensor, wanted: Tensor, subject: str, remedy: str = "") -> float:
-    """Return the largest difference. Raises BessemerError if it exceeds the tolerance, or if the shapes differ."""
+    """Return the largest absolute difference. Raises BessemerError if it exceeds the tolerance, or if the shapes differ.
+
+    `subject` starts the error message, and `remedy` ends it.
+    """
     worst = float((numbers - wanted).abs().max()) if numbers.shape == wanted.shape else float("inf")
     if not worst <= (tolerance := tolerance_of(wanted)):  # a NaN must not pass
         raise BessemerError(f"{subject} differ by {worst:.2e}, more than {tolerance:.0e}{remedy}")

@@ -136,7 +136,7 @@ class ConfigRule:
         read: Returns options from the settings, given the options read before.
         write: Returns the keys for a configuration, the inverse of `read`.
         obstacles: Returns descriptions of what the keys cannot express of a configuration.
-        free: Options that may have any other value.
+        free: Options that the rule can express with any value.
     """
 
     keys: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ SMALL = {"layers": 4, "head_dim": 16, "window": 8, "sequence_length": 32}  # max
 
 
 def require_same_keys(family: ModelFamily) -> None:
-    """Raise InputError that names the fact if a class of `transformers` has other keys or defaults in config.json."""
+    """Raise InputError unless a family has the keys and defaults of its configuration class in `transformers`."""
     architecture = getattr(quiet_transformers(), family.architecture, None)
     if architecture is None:
         raise family.error("architecture", f"transformers has no class {family.architecture}")
@@ -42,9 +42,9 @@ def require_same_keys(family: ModelFamily) -> None:
 
 
 def small_model(config: ModelConfig) -> Transformer:
-    """Return a small model with the options of another, in which every weight matters.
+    """Return a small model with the options of `config` and random weights, to compare with `transformers`.
 
-    Noise is added to all weights, because some initial weights are zero.
+    Noise is added to all initial weights, because a weight of zero would hide errors.
     """
     changes = {name: min(getattr(config, name), most) for name, most in SMALL.items()}
     if int(changes["head_dim"] * config.rotary_fraction) % 2 or any((config.rope_scaling, config.window_rope_scaling)):

@@ -119,7 +119,10 @@ def hub_tensors(
 
 
 def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any, ...]]]:
-    """Return their name, our path and the indices in it of a module's weight and bias; no indices mean the full parameter."""
+    """Return the name in `transformers`, our parameter's path and the indices into it, for a module's weight and bias.
+
+    No indices mean the full parameter.
+    """
     path, _, part = ours.partition(":")
     if path.endswith((".weight", ".bias")):
         return [(theirs, path, ())]
@@ -190,7 +193,10 @@ def _stored_shape(tensor: HubTensor, own: ModelConfig) -> tuple[int, ...]:
 
 @torch.no_grad()
 def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
-    """Set the rows of added tokens to the mean of the rows of the ids that encoded their text before, or of all rows."""
+    """Set the rows of added tokens to the mean of the rows of the ids that encoded their text before, or of all rows.
+
+    `added` maps the id of each added token, as text, to those earlier ids.
+    """
     for name, parameter in model.named_parameters():
         for number, pieces in added.items() if name in BY_TOKEN else ():
             parameter[int(number)] = parameter[list(pieces) or slice(min(map(int, added)))].mean(0)

@@ -26,7 +26,7 @@ Kind = Literal["matrix", "embedding", "head", "vector"]
 
 
 def kind_of(name: str, parameter: Tensor) -> Kind:
-    """Return the kind of a parameter. A bias is a vector even if it has the dimensions of heads."""
+    """Classify a parameter as vector, embedding, head or other matrix. A bias is a vector, however many dimensions it has."""
     if parameter.dim() < 2 or name.endswith("bias"):
         return "vector"
     if name.endswith("embedding.weight"):
