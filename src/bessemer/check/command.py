@@ -29,7 +29,10 @@ Plan = Callable[[], tuple[dict[str, Any], ResolvedRecipe]]
 
 
 class Subject:
-    """A recipe under examination, with its plan, tokens and trial. Trials run in the scratch `folder`."""
+    """A recipe to check, with its plan, its tokens and `trial`, a small copy of the recipe for short trainings.
+
+    Trainings run in the scratch `folder`. `requested` is the recipe as written.
+    """
 
     def __init__(
         self, requested: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: ResolvedRecipe, build: sample.Build,
@@ -51,7 +54,10 @@ class Subject:
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
 
     def trained(self, name: str, recipe: ResolvedRecipe, stopped_in: int | None = None) -> trial.TrialResult:
-        """Train a trial in a new folder and return its result."""
+        """Train a small recipe in the new folder `name` and return its result.
+
+        If `stopped_in` is given, a signal first stops the training in that step, and it is resumed.
+        """
         base = base_bytes(recipe.train, self.device)
         recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)
         memory = memory_of(recipe.train, recipe.parallel, self.config, self.device, recomputed, base)

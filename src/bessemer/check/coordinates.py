@@ -104,7 +104,10 @@ def _activations(trainer: Trainer, batch: Batch) -> list[Tensor]:
 def _row(
     axis: str, sizes: Sequence[int], changes: dict[str, Tensor], limit: float, remedy: str, otherwise: Status
 ) -> CheckRow:
-    """Judge the layer whose change depends most on a size, (sizes, updates)."""
+    """Return a row about the layer whose RMS change depends most on the size (the `axis`, "width" or "depth").
+
+    `changes` has the changes of each layer, (sizes, updates).
+    """
     logs = torch.tensor(sizes).double().log()
     logs -= logs.mean()
     slopes = {name: float(logs @ c[:, -1].clamp(min=LEAST).log() / (logs @ logs)) for name, c in changes.items()}

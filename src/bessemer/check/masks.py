@@ -126,7 +126,10 @@ def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
 
 
 def _moved(trainer: Trainer, whole: Tensor, batch: Batch, index: int) -> Tensor:
-    """Return the largest change of each hidden state of a sequence when the token at `place` changes."""
+    """Return the largest change of each hidden state of the first sequence, (T,), when its token at `index` changes.
+
+    `whole` has the hidden states before the change.
+    """
     other = batch.inputs.copy()
     other[0, index] = (other[0, index] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, index] + 1
     return (hidden_states(trainer, other, batch.starts) - whole).abs().amax(-1)[0]

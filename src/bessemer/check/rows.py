@@ -25,7 +25,7 @@ class CheckRow:
 
 
 def judge(topic: str, name: str, holds: bool, evidence: str, *, otherwise: Status = "FAIL") -> CheckRow:
-    """Return a row with status ok if it holds, else `otherwise`."""
+    """Return a row with the status ok if the statement `name` holds, else with the status `otherwise`."""
     return CheckRow(topic, name, "ok" if holds else otherwise, evidence)
 
 

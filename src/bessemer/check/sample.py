@@ -22,7 +22,10 @@ HELD_OUT = 0.05  # least held-out share of a sample
 def sample_tokens(
     requested: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, folder: Path
 ) -> RunDirectory:
-    """Return the run if it has the tokens of this recipe, else a run in `folder` with tokens of sampled sources."""
+    """Return a run directory with tokens for the trials: the run's own, or one in `folder` with tokens of sampled text.
+
+    `build` prepares the corpus and the tokens of a recipe in a run directory.
+    """
     if _has_tokens(resolved, run):
         return run
     if not requested.corpus.sources:

@@ -105,7 +105,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
 
 
 def resized(recipe: ResolvedRecipe, *, layers: int, **sizes: int) -> dict[str, Any]:
-    """Return the changes of [model] for a model of other sizes with initial weights."""
+    """Return the [model] keys to change for a model with these sizes and initial weights."""
     model: dict[str, Any] = {"depth": None, "from_": None, "layers": layers, **sizes}
     for key in ("global_layers", "unrotated_layers"):
         if numbers := getattr(recipe.model, key):
@@ -138,7 +138,7 @@ def train(run: RunDirectory, recipe: ResolvedRecipe, stopped_in: int | None = No
 
 
 def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = None) -> dict[str, Any]:
-    """Train a run in new processes and return its summary, or {} if a signal stops it in step `stop`."""
+    """Train a run in new processes and return its `TrainSummary` as a dict, or {} if a signal stops it in step `stop`."""
     program = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
     try:
         with silent():

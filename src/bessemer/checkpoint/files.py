@@ -114,7 +114,7 @@ def scan(path: str | os.PathLike[str]) -> Scan:
 
 
 def _pass(blocks: Iterable[Block], target: Any) -> Scan:
-    """Hash and check blocks, and write them to `target` if there is one.
+    """Hash blocks (tensor name, dtype, bytes), check that values are finite, and write the bytes to `target` if not None.
 
     With a target, the pass stops at the first value that is not finite. A thread computes the hash at the same time.
     """
@@ -135,7 +135,7 @@ def _pass(blocks: Iterable[Block], target: Any) -> Scan:
 
 
 def _blocks(file: Any) -> Iterator[Block]:
-    """Yield the blocks of a file.
+    """Yield a safetensors file in blocks: (tensor name, dtype, bytes), the header first.
 
     Two buffers alternate, so a block stays valid until the block after the next is read. A file without a valid header yields
     blocks that belong to no tensor.

@@ -192,7 +192,7 @@ def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
 
 
 def global_plan(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[SavePlan], Contents]:
-    """Return what each rank writes, and the contents of the checkpoint, from the metadata of each rank's shards.
+    """Assign shards to ranks: return each rank's (file, tensor names) by part, and the contents of the checkpoint.
 
     If several ranks hold the same shard (replicas), the rank with the least to write so far writes it. A part's file is
     `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`.
@@ -367,7 +367,7 @@ class SavedCheckpoint:
 
 
 class CheckpointFiles:
-    """The open files of a checkpoint."""
+    """A reader of tensors from a checkpoint, which opens each file at its first use."""
 
     def __init__(self, checkpoint: SavedCheckpoint, stack: ExitStack) -> None:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()

@@ -98,7 +98,7 @@ def save(
         step: The step after which the state is saved.
         tensors: Tensors, or DTensors of any layout, by part and name. A name on several processes is one tensor, so tensors
             that differ between processes need different names.
-        facts: JSON values for the manifest; those of rank 0 are written.
+        facts: JSON values besides tensors, for the manifest; those of rank 0 are written.
         keep: The checkpoints to keep, or how many of the newest.
         mesh: The processes that save together.
 
@@ -388,7 +388,7 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:
-    """Return the tensors as sources for a file; each is moved to the CPU when it is written."""
+    """Return each tensor as an ArraySource for `save_file`, which moves it to the CPU when it is written."""
     return {
         name: ArraySource(DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes, partial(bytes_of, tensor))
         for name, tensor in named.items()

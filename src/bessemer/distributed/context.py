@@ -110,7 +110,7 @@ class LocalDocuments(Documents):
         return self.shard.ranges
 
     def block_mask(self, spec: AttentionSpec) -> Any:
-        """Return FlexAttention's mask of local queries over all keys, within each document."""
+        """Return FlexAttention's BlockMask of (local queries, all keys): the keys that the spec allows within each document."""
         document_BT, index_L = self.document_BT, self.shard.positions(self.document_BT.device)
         one_document_each = self.position_BT.dim() == 1
 
@@ -123,7 +123,7 @@ class LocalDocuments(Documents):
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
-    """Yield the local parts of a sequence's documents, given as (start, end), as query blocks."""
+    """Yield a query block for each local part of a document; `spans` has (start, end) of each document, in order."""
     offset = 0
     for low, high in shard.ranges:
         for start, end in spans:
@@ -215,7 +215,11 @@ def read_batch(
     mesh: ProcessMesh, task: ModelTask, rates: Dropout, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None,
     dropout_B: Tensor | None,
 ) -> LocalBatch:  # fmt: skip
-    """Return the `local_batch` with the task's documents and, unless `dropout_B` is None, masks by the key of each sequence."""
+    """Return this rank's tokens of a micro-batch of full sequences, with the documents that the task finds in them.
+
+    `dropout_B` has the key of each sequence's dropout masks; None for no dropout. `starts_BT` is True where a piece of a
+    packed sequence starts.
+    """
     masks = None if dropout_B is None else DropoutMasks.from_sequences(rates, dropout_B, inputs_BT.shape[1])
     return local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def owner_updates(
     weights: Sequence[DTensor], shard_of: Callable[[int], Tensor], update_of: Callable[[int, Tensor], Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the number of each parameter and the local shard of its update. Collective.
+    """Yield (index in `weights`, local shard of the update) for each sharded parameter. Collective.
 
     All processes of a mesh compute at the same time, on parameters of about equal size ("Distributed Muon": Liu et al.
     2025, "Muon is Scalable for LLM Training", section 2.3). The order depends on shapes alone, so it is the same on every
@@ -27,8 +27,8 @@ def owner_updates(
 
     Args:
         weights: The sharded parameters.
-        shard_of: Returns the local shard of the input of an update, such as a gradient.
-        update_of: Returns the update, given the full input; called on the owner.
+        shard_of: Returns, for an index in `weights`, the local shard of the input of the update, such as a gradient.
+        update_of: Returns the full update from (index, full input); called on the owner.
     """
     meshes: dict[DeviceMesh, list[int]] = {}
     for number, weight in enumerate(weights):

@@ -242,7 +242,10 @@ class Difference:
 
 @torch.no_grad()
 def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
-    """Return the sum of the bits of each of this process's shards as integers, which changes with any flipped bit."""
+    """Return, for each of this process's shards, the sum of its elements' bits as integers, which any flipped bit changes.
+
+    Keys are (name, offset, shape) of the shard.
+    """
     keys, sums = [], []
     for name, tensor in named:
         _, offset, shard = local_shard(tensor)
@@ -253,7 +256,7 @@ def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
 
 
 def differences(by_rank: list[Sums]) -> list[Difference]:
-    """Return the shards that several processes hold with different bits."""
+    """Return the shards that several processes hold with different bits; `by_rank` has the `bit_sums` of each rank."""
     holders: dict[Key, dict[int, int]] = {}
     for rank, sums in enumerate(by_rank):
         for key, value in sums.items():

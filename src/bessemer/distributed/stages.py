@@ -101,7 +101,10 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
         return before[end] - before[first] + extra
 
     def best(limit: float, *, squares: bool) -> tuple[float, tuple[range, ...]]:
-        """Return the smallest maximum stage cost, or sum of squares with no stage above the limit, and its cut."""
+        """Return the smallest maximum stage cost, or with `squares` the smallest sum of squares, and its cut.
+
+        No stage costs more than `limit`.
+        """
         value = [0.0 if end == 0 else inf for end in range(number + 1)]  # the first `end` blocks in `stage` stages
         starts: list[list[int]] = []
         for stage in range(stages):

@@ -128,7 +128,7 @@ class Template:
 
 
 def stream_text(tokens: Iterator[int], tokenizer: Tokenizer, stops: Collection[str]) -> Iterator[str]:
-    """Yield the text of tokens in pieces, up to the first stop string or the first special token that is one."""
+    """Yield the text of tokens in pieces, up to the first string or special token that is in `stops`."""
     ids, text, shown = list[int](), "", ""
     for token in tokens:
         if tokenizer.special.get(token) in stops:

@@ -142,7 +142,7 @@ def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirec
 
 
 def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
-    """Return samples and baselines of a language model, or scores by class of a classifier."""
+    """Return the entries `samples`, `ngram` and `ppmd` of evaluation.json, or `classes` and `confusion` for a classifier."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
@@ -158,7 +158,7 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
 def samples(
     recipe: ResolvedRecipe, store: TokenStore, model: Transformer, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Generate a continuation of each of the recipe's prompts."""
+    """Generate a continuation of each of the recipe's prompts, and return the prompts with their continuations."""
     options, continued = recipe.evaluate, []
     for number, prompt in enumerate(options.prompts):
         sampling = Sampling(options.temperature, options.top_k, options.top_p, recipe.run.seed + number)
@@ -202,7 +202,7 @@ def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[s
 
 
 def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
-    """Return the documents of all sources, reduced by the same share per source to about `max_bytes`."""
+    """Return the first documents of each source, the same share of each, with about `max_bytes` in total."""
     whole = sum(len(document) for documents in texts.values() for document in documents)
     share = min(max_bytes / max(whole, 1), 1.0)
     return [document for part in texts.values() for document in part[: max(int(len(part) * share), 1)]]

@@ -73,7 +73,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests: list[EncodedPair], **unused: Any) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation and whether it is greedy, in batches of similar lengths."""
+        """Return (log-likelihood of the continuation, True if greedy decoding writes it) for each request, in their order."""
         model, autocast = self._subject.model, self._subject.autocast
         device = next(model.parameters()).device
         rows = [(context + text)[-(self._limit + 1) :] for _, context, text in requests]
@@ -164,7 +164,7 @@ def score_task(
 
 
 def _interval(value: float, values: list[Any]) -> dict[str, float | None]:
-    """Return the 95% interval of a mean over items: Wilson's (1927) for a share, else the normal one.
+    """Return the ends, `low` and `high`, of the 95% interval of `value`, the mean over the `values` of items.
 
     Its ends are None for scores that are not means, for a single item, and for equal values that are not shares.
     """

@@ -72,7 +72,7 @@ def _counted(windows: Numbers) -> _Order:
 
 
 def _looked_up(keys: Numbers, values: npt.NDArray[np.int64], wanted: Numbers) -> npt.NDArray[np.int64]:
-    """Return the value of each key in `wanted`, 0 for missing keys."""
+    """Return the value of each key in `wanted`, 0 for a missing one; `keys` are sorted and parallel to `values`."""
     if not len(keys):
         return np.zeros(len(wanted), dtype=np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

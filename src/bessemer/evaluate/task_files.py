@@ -85,7 +85,7 @@ def _load(reference: str) -> list[EvaluationTask]:
 
 
 def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
-    """Return a task's data files with paths relative to its YAML file resolved, and append them to `listed`."""
+    """Return a task's `data_files` with its relative paths resolved against `folder`, and append each path to `listed`."""
     if isinstance(files, dict):
         return {split: _anchored(names, folder, listed) for split, names in files.items()}
     if isinstance(files, list):
@@ -101,6 +101,6 @@ def _content(task: Any) -> str:
 
 
 def main_score(task: dict[str, Any]) -> str:
-    """Return the first score of a task as short text."""
+    """Format the first score of a task's entry in evaluation.json."""
     name, score = next(iter(task["scores"].items()))
     return f"{task['name']}: {name} {score['value']:.3f}"

@@ -13,7 +13,7 @@ from bessemer.train.setup import ScoredModel, TaskScorer
 def task_scorer(options: Evaluate) -> TaskScorer | None:
     """Return a function that scores a model on the first items of the recipe's tasks; None without tasks.
 
-    The scores include, under `content`, a number that identifies the content of each task.
+    The function returns {score: {task: value}}. Its entry `content` has a number that identifies each task's content.
     """
     if not options.tasks:
         return None

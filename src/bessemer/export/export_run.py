@@ -179,7 +179,7 @@ def record_export(record: Path, **facts: str) -> None:
 
     Args:
         record: The export's bessemer.json.
-        facts: Name of the run, and digest of the inputs.
+        facts: Values to add, such as the name of the run and the digest of the inputs.
     """
     files = {name: facts for name, facts in fingerprints(record.parent).items() if name != record.name}
     content = {**read_json(record), **facts, "files": files}
@@ -229,7 +229,7 @@ def model_card(
         store: Its tokens.
         config: Configuration of the model.
         step: Last training step of the weights.
-        check: Results of the export's verification, or facts about a GGUF file.
+        check: Results of the export's verification, or the values to show about a GGUF file.
         weights: The exported weights.
     """
     scored = read_json_or_none(run.evaluation_of(weights)) or {}
@@ -261,7 +261,7 @@ def _template() -> Any:
 
 
 def _framing_words(store: TokenStore) -> str:
-    """Describe the ids of special tokens before and after a text; empty if there are none."""
+    """Describe, for the model card, the special tokens before and after a text; empty if there are none."""
     sides = {"before": store.framing.before, "after": store.framing.after}
     return " and ".join(f"the ids {list(ids)} {where}" for where, ids in sides.items() if ids)
 

@@ -191,7 +191,7 @@ def write_gguf(
 
 
 def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Return settings of a model by the names of GGUFWriter's `add_` methods."""
+    """Return the settings of a model; a key NAME is written by GGUFWriter.add_NAME."""
     import gguf
 
     keys: dict[str, Any] = {
@@ -211,7 +211,7 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
-    """Return settings of a tokenizer by the names of GGUFWriter's `add_` methods."""
+    """Return the settings of a tokenizer; a key NAME is written by GGUFWriter.add_NAME."""
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
         raise InputError(

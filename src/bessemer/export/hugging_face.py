@@ -240,7 +240,7 @@ def keep_files(source: Path, folder: Path) -> None:
 
 
 def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder: Path) -> None:
-    """Write an imported model's own files; config.json changes only if another data type is requested."""
+    """Copy an imported model's own files from `source` to `folder`; config.json changes only if `files.dtype` is set."""
     for path in sorted(source.iterdir()):
         if path.name not in (DTYPES_FILE, RECORD):
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
@@ -254,7 +254,7 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
 
 
 def _special_ids(files: ExportFiles) -> dict[str, Any]:
-    """Return the special ids of config.json that differ from end-of-text.
+    """Return the keys of config.json for special token ids that differ from end-of-text.
 
     They are those of the model that a training started from, or several ids at which generation ends.
     """

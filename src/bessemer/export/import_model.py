@@ -108,7 +108,10 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
 
 
 def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> ImportedModel:
-    """Compare the tokenizer with that of transformers, and greedy text too if the model fits in memory twice."""
+    """Compare the tokenizer with that of `transformers`, and greedy text too if the model fits in memory twice.
+
+    `read` is the result of the comparison of logits.
+    """
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
@@ -122,7 +125,7 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Impo
 
 
 def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Write the folder's own files, and the tokenizer as a run stores it."""
+    """Copy the model's own files into the run directory, and write the tokenizer as a run stores it."""
     framing = gate.framing_of(gate.load_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)

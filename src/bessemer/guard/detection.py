@@ -87,7 +87,7 @@ class SpikeLimits:
 
 @dataclass(frozen=True)
 class History:
-    """The state of the rules. It is part of every checkpoint, so that a resumed run judges like an uninterrupted one.
+    """The state of the anomaly detector. It is stored in checkpoints, so that a resumed run raises the same alarms.
 
     Attributes:
         losses: The last 128 losses, without spikes and excluded steps.
@@ -95,8 +95,8 @@ class History:
         recent: The last 32 losses of all steps.
         first_losses: The losses of the first steps.
         quiet_until: The step before which no alarm that needs a rollback is raised, so that one anomaly raises one alarm.
-        explosion_quiet_until: The same limit for explosions.
-        plateau_quiet_until: The same limit for plateaus.
+        explosion_quiet_until: The step before which no explosion is reported.
+        plateau_quiet_until: The step before which no plateau is reported.
         level: The lowest median of 16 losses so far.
         level_spread: The deviation of those 16 losses.
         limits: The current spike limits, which devices compare each step with.
@@ -120,7 +120,7 @@ class History:
 
 @dataclass(frozen=True)
 class GuardReference:
-    """The figures of a run that the rules need.
+    """Constants of a run with which the anomaly detector compares losses and gradient norms.
 
     Attributes:
         uniform_loss: The loss of a uniform guess among all outcomes, in nats.
@@ -142,7 +142,7 @@ def observe(
         step: The step (1-based).
         loss: Its loss in nats per target.
         grad_norm: Its global gradient norm before clipping.
-        reference: The figures of the run.
+        reference: The constants of the run.
         exclude_from_history: Judge the step without adding it to the windows, because its learning rate, and so perhaps its
             loss, is lower than that of later steps. Plateaus are not detected then.
 
@@ -220,7 +220,7 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
 
 
 def _change_point(values: tuple[float, ...]) -> int:
-    """Return the index at which the mean rises most significantly: the largest t statistic of equal variances, unscaled."""
+    """Return the index that splits the values with the largest rise of the mean, by the t statistic of equal variances."""
 
     def rise(index: int) -> float:
         before, after = values[:index], values[index:]

@@ -22,8 +22,9 @@ class IncidentKind:
         name: The name in incidents.jsonl.
         response: The response of the guard or the launcher. incidents.toml lists for which kinds it decides.
         advice: What practitioners did, with the source.
-        is_hardware_fault: The state was wrong, not the training, so a rollback repeats the same batches and learning rates.
-        is_minor: The report omits the incident from its story if it was only recorded.
+        is_hardware_fault: True if the hardware and not the training was at fault; a rollback then repeats the same batches and
+            learning rates.
+        is_minor: True if the report omits incidents that were only recorded.
         quiet_steps: The least number of steps between two alarms that roll back, of any kind, and between two explosions,
             plateaus or slow trends. Other kinds ignore it.
     """

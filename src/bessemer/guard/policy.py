@@ -87,7 +87,7 @@ def judge(
         step: The step (1-based).
         loss: Its loss in nats per target.
         grad_norm: Its global gradient norm before clipping.
-        reference: The figures of the run.
+        reference: The constants of the run for the anomaly detector.
         overflow: True if fp16's loss scale was too large for the step.
         was_skipped: True if the journal records that the update was skipped.
         exclude_from_history: As for `detection.observe`.

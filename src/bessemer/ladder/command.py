@@ -101,7 +101,7 @@ def _train_and_fit(
 def _design(
     inputs: LadderInputs, design: Design, count: int, budget: Budget, ratio: float, seeds: int
 ) -> tuple[list[Rung], list[Rung], list[tuple[int, float]]]:
-    """Return the rungs, the rungs of earlier designs of the folder, and the measured training rates.
+    """Return the rungs, the rungs of earlier designs of the folder, and the measured training rates as (N, FLOP/s).
 
     They come from design.json if it has these options. Otherwise they are computed and saved there.
     """
@@ -141,7 +141,10 @@ def _announce(inputs: LadderInputs, design: Design, rungs: list[Rung], seconds: 
 def result(
     planned: Planned, design: Design, ratio: float, rungs: list[Rung], scores: dict[str, runs.Score]
 ) -> dict[str, Any]:
-    """Fit the law to finished rungs, and return it with its predictions."""
+    """Fit the law to finished rungs, and return the content of ladder.json: rungs, law, predictions and curves.
+
+    `scores` has the score of each rung by its name.
+    """
     points = tuple(_point(planned, rung, scores[rung.name].loss) for rung in rungs)
     fitted = law.fit_law(design, points, planned.recipe.run.seed)
     at = (planned.size.parameters, planned.tokens, planned.flops)
@@ -188,7 +191,7 @@ def _rung(fitted: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dic
 
 
 def _law(fitted: FittedLaw) -> dict[str, Any]:
-    """Return the law's parameters as medians with their intervals."""
+    """Return the law as text, and each of its parameters by name as a median with its interval."""
     is_surface, rows = fitted.design == "isoflop", fitted.bootstrap
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
@@ -203,7 +206,7 @@ def _law(fitted: FittedLaw) -> dict[str, Any]:
 
 
 def _curves(fitted: FittedLaw, flops: float) -> list[dict[str, Any]]:
-    """Return the fitted loss as a function of compute, with its band, up to slightly beyond the planned run.
+    """Return the points of the fitted loss curve, up to slightly beyond the planned run: FLOPs, loss and its interval.
 
     A ratio ladder has one line. A surface gives its lowest loss for each amount of compute.
     """

@@ -164,7 +164,7 @@ class Rung:
 
     Attributes:
         name: Name of its run.
-        group: Number of its amount of compute.
+        group: Index of its amount of compute; runs of one isoflop level share it.
         size: Its model.
         batch: Tokens of a step.
         steps: Number of steps.
@@ -191,7 +191,7 @@ class Rung:
         return self.tokens * self.size.flops
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of the rung in design.json and in messages."""
+        """Return the values of the rung for design.json and ladder.json."""
         model = self.size.model
         shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")}
         return {
@@ -344,7 +344,10 @@ def design_rungs(
 
 
 def _smallest_whole(rungs_of: Callable[[float], list[Rung]], count: int) -> float | None:
-    """Return the smallest share of the planned compute at which the ladder has all its rungs, in steps of 1.25."""
+    """Return the smallest share of the planned compute at which the ladder has all its rungs, in steps of 1.25.
+
+    `rungs_of` returns the rungs whose largest run has this share of the planned compute. None if no share has all.
+    """
     share, smallest = LARGEST_SHARE, None
     while share > LEAST_SHARE and len(rungs_of(share)) == count:
         smallest, share = share, share / 1.25
@@ -352,7 +355,7 @@ def _smallest_whole(rungs_of: Callable[[float], list[Rung]], count: int) -> floa
 
 
 def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None:
-    """Return a run of a size with about this many FLOPs, or None if it would have too few steps."""
+    """Return a rung of a size with about `flops` total FLOPs, or None if it would have too few steps."""
     batch = batch_tokens(planned.recipe, flops, planned.flops)
     steps = round(flops / size.flops / batch)
     if steps < FEWEST_STEPS:

@@ -6,6 +6,7 @@ of runs about the law, and the error of the law's form beyond the largest run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
@@ -44,7 +45,7 @@ class Point:
 
     Attributes:
         name: Name of the rung.
-        group: Number of its amount of compute.
+        group: Index of its amount of compute (`Rung.group`).
         parameters: N.
         tokens: D.
         flops: C.
@@ -126,8 +127,8 @@ class FittedLaw:
         return Interval.of(float(np.exp(np.median(logs))), np.exp(logs))
 
 
-def arguments(design: Design, runs: Any) -> Array:
-    """Return the (n, T) arguments of the design's law, from (N, D, C) of each run."""
+def arguments(design: Design, runs: Iterable[Sequence[float]]) -> Array:
+    """Return the (n, T) arguments of the design's law, (N, D) or C, from (N, D, C) of each run."""
     table = np.array([tuple(run) for run in runs], dtype=np.float64)
     return table[:, :2] if design == "isoflop" else table[:, 2:]
 
@@ -154,7 +155,7 @@ def fit_law(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedL
 
 
 def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
-    """Predict the largest rung from the smaller ones, as the ladder predicts the planned run; None if too few are left.
+    """Test the law: predict the largest rung from the smaller ones and compare with its loss; None if too few are left.
 
     Rungs with the same amount of compute are left out too if enough others remain, so that the prediction extrapolates.
     """

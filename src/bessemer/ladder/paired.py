@@ -74,7 +74,10 @@ def require_comparable(sides: Sequence[tuple[Recipe, TokenStore]]) -> bool:
 
 
 def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
-    """Return budget, scores and mean seconds of the trainings of one recipe, one run for each seed."""
+    """Return the name, budget, scores in bits per byte and mean seconds of the trainings of one recipe.
+
+    `done` has one finished run for each seed, and `reference` names the recipe.
+    """
     found = [data.read(run) for run in done]
     scores = [data.as_number(one.evaluation, "bits_per_byte") for one in found]
     if None in scores:
@@ -103,12 +106,12 @@ def summarize(differences: Sequence[float]) -> Json:
 
 
 def level(look: int) -> float:
-    """Return the p-value below which a look decides. The levels of all looks add up to ERROR."""
+    """Return the p-value below which comparison number `look` (from 1) decides. The levels of all looks add up to ERROR."""
     return ERROR / (look * (look + 1))
 
 
 def seeds_needed(differences: Sequence[float], error: float) -> int | None:
-    """Return the fewest pairs whose p-value is below `error` at this mean and spread; None above MOST_SEEDS."""
+    """Return the fewest pairs whose p-value would be below `error` at the differences' mean and spread; None above MOST_SEEDS."""
     counts = np.arange(2, MOST_SEEDS + 1)
     halves = stats.t.isf(error / 2, counts - 1) * np.std(differences, ddof=1) / np.sqrt(counts)
     enough = counts[halves < abs(np.mean(differences))]
@@ -116,7 +119,7 @@ def seeds_needed(differences: Sequence[float], error: float) -> int | None:
 
 
 def record_look(ledger: Path, row: Json) -> int:
-    """Return the number of a look among those at its baseline `a`, after recording a new one in the ledger.
+    """Record a look at the baseline `row["a"]` in the ledger unless it is there, and return its number among such looks.
 
     A look at a single pair has the number 0, because it decides nothing. Raises InputError for a damaged ledger.
     """
@@ -151,7 +154,7 @@ def judge(folder: Path, a: Json, b: Json, *, same_order: bool) -> Json:
 
 
 def sentences(result: Json) -> dict[str, str]:
-    """Return the answer to each question in one sentence."""
+    """Return the verdict, the difference and the next steps, one sentence each, by topic."""
     a, b, look, needed = result["a"], result["b"], result["look"], result["seeds_needed"]
     verdict = f"{result['better']} is better" if result["better"] else "not decided"
     reason, interval = "one pair does not show how much chance changes a score; give --seeds 3 or more", ""

@@ -66,7 +66,7 @@ class LadderInputs:
     train: Train
 
     def protocol(self, *more: Any) -> str:
-        """Return a digest of what runs must share to be comparable: tokens, training settings, and `more`."""
+        """Return a digest of what runs must share to be comparable: tokens, training settings, and the values `more`."""
         recipe = self.planned.recipe
         return digest(self.tokens_digest, settings(recipe), recipe.evaluate.max_tokens, *more)
 
@@ -146,13 +146,13 @@ def predict_seconds(planned: Planned, rates: list[tuple[int, float]]) -> Callabl
 
 
 def saved_design(folder: Path, key: str, protocol: str, design: Callable[[], Json]) -> Json:
-    """Return the content of design.json, after adding a new design to it if it was saved under another key.
+    """Return the content of design.json, after replacing its design if the options, and so the key, have changed.
 
     It has `rungs`, `earlier` (rungs of previous designs) and `more` (other results of the design).
 
     Args:
         folder: Folder of the ladder.
-        key: Digest of the options.
+        key: Digest of the options that determine the design.
         protocol: Digest of everything that all runs of the folder share.
         design: Returns `rungs` and `more` of a new design.
 

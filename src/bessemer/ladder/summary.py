@@ -36,7 +36,7 @@ def rung_rows(result: Json) -> list[list[str]]:
 
 
 def sentences(result: Json) -> dict[str, str]:
-    """Return the answer to each question in one sentence."""
+    """Return the conclusions of a ladder, one sentence for each topic."""
     answers = {"law": _law(result), "left out": _left_out(result)}
     prediction, planned = result["prediction"], result["planned"]
     if prediction is not None:

@@ -91,10 +91,10 @@ def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float |
 
 
 def devices_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
-    """Return a request with the fewest whole nodes that finish the run within a number of days.
+    """Return a request with the fewest whole nodes that finish the run within the budget, a number of days.
 
-    `make` builds a request with other short names, and `plan` plans it. Raises InputError if no number of nodes is
-    enough.
+    `options` are the short names of the request, of which `make` changes some, and `plan` plans a request. Raises
+    InputError if no number of nodes is enough.
     """
     if budget.kind != "days":
         raise InputError(f"--gpus {options['gpus']}: only --days finds their number; write it as 64x{options['gpus']}")
@@ -126,7 +126,7 @@ def plan_or_none(plan: Plan, request: PlanRequest) -> PlanResult | None:
 
 
 def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanRequest:
-    """Return a request with the tokens that a budget pays for, in whole steps.
+    """Return the request with as many training tokens as a budget pays for, in whole steps; `plan` plans a request.
 
     Raises InputError if it does not pay for one step.
     """
@@ -149,8 +149,9 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
 def model_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
     """Return a request with the model and tokens that a budget pays for, at 20 tokens per parameter.
 
-    If `options` gives the tokens, the model uses the rest of the budget. If the model does not fit on the devices, the
-    largest that fits is trained for longer. Raises InputError if the budget pays for no model.
+    `make` builds a request with changed short names, and `plan` plans it. If `options` gives the tokens, the model uses
+    the rest of the budget. If the model does not fit on the devices, the largest that fits is trained for longer. Raises
+    InputError if the budget pays for no model.
     """
     if "gpus" not in options:
         raise InputError(

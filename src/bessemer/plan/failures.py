@@ -25,7 +25,7 @@ al. 2024, table 5)."""
 
 
 def published_rate(generation: str | None) -> float:
-    """Return the published failures per node and day for a GPU generation."""
+    """Return the published failures per node and day for a GPU generation (`DeviceSpec.generation`), else a default."""
     return FAILURES_PER_HOPPER_DAY if generation == "Hopper" else FAILURES_PER_NODE_DAY
 
 

@@ -70,7 +70,7 @@ class Evidence:
 
     Attributes:
         program: True if the program's profile was validated on this device generation in this precision.
-        elsewhere: True if the program's profile was validated only on other devices.
+        elsewhere: True if the program's profile was validated, but only on other device generations.
         device: True if any program was measured on such devices.
         cases: Number of published steps of this program that apply.
         factor: Expected over planned step time, the median of published steps.

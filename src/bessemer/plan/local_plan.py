@@ -84,7 +84,7 @@ def make_plan(
 
 
 def _layout(recipe: ResolvedRecipe) -> dict[str, Any]:
-    """Return the sizes of the parallel axes, with the micro-batches, recomputation, ZeRO stage and schedule."""
+    """Return the `layout` of a plan: sizes of the parallel axes, micro-batches, recomputation, ZeRO stage and schedule."""
     layout, train = recipe.parallel, recipe.train
     return {
         **{name: getattr(layout, name) for name in AXES},

@@ -191,7 +191,9 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
 def _reopened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) -> list[str] | None:
     """Return the keys of [parallel] that the planner chooses again, or None if the layout stays unchanged.
 
-    The planner also chooses all keys that are not given. A layout is left to the planner if it is empty, or does not
+    `value_of` returns the requested value of a recipe key, and `typed` are the keys on the command line.
+
+    The planner also chooses all keys that are not set. A layout is left to the planner if it is empty, or does not
     fill the devices. A layout with `shard` or `replicate` is kept, unless the command line changes the devices.
     """
     if "parallel.auto" in typed or value_of("parallel.auto"):
@@ -218,7 +220,7 @@ def _shape_keys(model: ModelConfig) -> dict[str, str]:
 
 
 def _block_options(names: set[str], recipe: Recipe) -> dict[str, object]:
-    """Return the options of a shape's block that recipe keys change, such as model.window.
+    """Return the options, such as the window, of a published shape that the recipe keys in `names` change.
 
     Raises InputError for keys that replace a whole block.
     """

@@ -117,12 +117,12 @@ def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
 
 
 def _question(goal: Goal, result: LayoutSearchResult | None) -> Literal["step", "chosen"]:
-    """Return the kind of interval for a layout: `chosen` if the planner chose it from several, else `step`."""
+    """Return the `intervals.interval` question for a layout: "chosen" if the planner chose it from several, else "step"."""
     return "chosen" if goal.chooses_layout and result is not None and result.is_choice else "step"
 
 
 def _worked_out(goal: Goal, best: Candidate, result: LayoutSearchResult | None) -> PlanResult:
-    """Build the plan of a layout."""
+    """Build the plan of a goal with the layout `best`; `result` is the search that found it, if any."""
     job = best.job
     config, cluster = job.model, job.cluster
     request, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
@@ -241,13 +241,13 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
-    """Return the number of embedding parameters and of all others."""
+    """Return the number of parameters in embeddings and of all others, as {"embedding": ..., "non_embedding": ...}."""
     embedding = config.embedding_parameters
     return {"embedding": embedding, "non_embedding": config.parameters - embedding}
 
 
 def batch_by_laws(out: PlanResult) -> dict[str, Any]:
-    """Return the planned batch, and the batch and learning rate of each scaling law."""
+    """Return the planned batch in tokens, its number of steps, and each law's optimal and critical batch and learning rate."""
     size_and_tokens, batch = (out.job.model.active_parameters, out.goal.tokens), min(out.job.tokens, out.goal.tokens)
     return {
         "batch": batch,

@@ -164,7 +164,7 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> M
 
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int) -> list[ModelConfig]:
-    """Return the shapes of a depth whose count is near `parameters`, with the MLP adjusted to meet it."""
+    """Return the models with this number of layers and about this number of parameters, with the MLP adjusted to meet it."""
     fits, options = [], FAMILIES["llama"].options
     for width in _widths(layers):
         least, most = 8 * layers * width**2, 24 * layers * width**2 + 2 * vocabulary * width

@@ -128,7 +128,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
 
 
 def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
-    """Yield the (stage, kind) of the actions that must precede an action for the same micro-batch."""
+    """Yield (stage, kind) of each action that must precede an action, all for the same micro-batch; B stands also for I."""
     if action.kind == "F":
         if action.stage > 0:
             yield action.stage - 1, "F"
@@ -143,7 +143,9 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
 def pipeline_seconds(
     name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]
 ) -> float:
-    """Return the seconds from the first forward pass to the last backward pass.
+    """Return the seconds of a schedule from the first forward pass to the last backward pass.
+
+    `forward` and `backward` are the seconds of each of the ranks x virtual stages for a micro-batch.
 
     Sends occupy the stages, and their time is included in the durations. GPipe runs all forward and then all backward
     passes, each a flow through the stages in order. 1F1B is `_seconds_1f1b`. Interleaved takes the time of the slowest
@@ -168,13 +170,15 @@ def pipeline_seconds(
 def rank_seconds(
     name: str, ranks: int, virtual: int, forward: Sequence[float], backward: Sequence[float]
 ) -> list[float]:
-    """Return the seconds of each rank's stages for a micro-batch."""
+    """Return, for each rank, the seconds of a micro-batch in its stages; `forward` and `backward` are those of each stage."""
     of_rank = [stage_ids_of_rank(name, rank, ranks, virtual) for rank in range(ranks)]
     return [sum(forward[stage] + backward[stage] for stage in stages) for stages in of_rank]
 
 
 def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]) -> float:
-    """Return the time of 1F1B: that of the stage which takes longest, including its waits.
+    """Return the seconds of 1F1B: those of the stage which takes longest, including its waits.
+
+    `forward` and `backward` are the seconds of each stage for a micro-batch.
 
     Stage k first waits for the first forward pass of the stages before it, and its last backward pass must go through
     them. It sends w = p - 1 - k micro-batches ahead. It waits if these take less time than a micro-batch takes through
@@ -198,7 +202,9 @@ def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tupl
 
 @lru_cache(maxsize=512)
 def _idle(name: str, ranks: int, micro_batches: int, ratio: float) -> float:
-    """Return the time that a schedule takes beyond a rank's work, in forward passes of one stage.
+    """Return the idle time of a rank in a schedule with equal stages, in forward passes of one stage.
+
+    `ratio` is the duration of a backward pass over that of a forward pass.
 
     A further micro-batch in the steady state adds none, so at most 4 p micro-batches are simulated.
     """

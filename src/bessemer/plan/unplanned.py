@@ -27,7 +27,7 @@ def entry_of(key: str) -> str | None:
 
 
 def for_catalogue(recipe: Recipe, framework: str) -> tuple[str, ...]:
-    """Return a sentence for each recipe setting that a plan for catalogue devices does not include."""
+    """Return a sentence for each recipe setting that a plan for catalogue devices and this framework does not include."""
     table, reasons = effects(), dict[str, str]()
     for key, value in _set_values(recipe):
         entry = entry_of(key)

@@ -46,7 +46,7 @@ class CommunicationGroup:
 
 @lru_cache(maxsize=65_536)
 def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> CommunicationGroup:
-    """Return a group of `size` ranks of a cluster, `stride` apart.
+    """Return the bandwidth and latencies of a group of `size` ranks of a cluster, `stride` apart.
 
     Within a node, members use the device's own links. Across nodes, the members in a node share the NICs of their
     devices. The ring over nodes is therefore `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the
@@ -80,12 +80,12 @@ def reduce(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float
 
 
 def summed(group: CommunicationGroup, whole: float, calls: float, sums: str) -> float:
-    """Return the seconds to reduce sharded gradients, by reduce-scatter or (sums: "all") by all-reduce."""
+    """Return the seconds to reduce `whole` bytes of sharded gradients, by reduce-scatter or, if `sums` is "all", all-reduce."""
     return reduce(group, whole, calls) if sums == "all" else gather(group, whole, calls)
 
 
 def send(cluster: ClusterSpec, ranks: tuple[int, int], stride: int, whole: float, physics: Physics) -> float:
-    """Return the seconds of a message between two ranks of an axis whose neighbours are `stride` devices apart.
+    """Return the seconds to send `whole` bytes between two ranks of an axis whose neighbours are `stride` devices apart.
 
     It uses the links of a node if both ranks share one at every position along the other axes, otherwise one NIC.
     """

@@ -204,8 +204,9 @@ def elementwise_bytes(job: Job, qkv: float, up: float, mlp: float, split: int) -
     """Return the bytes that the element-wise passes of a block's forward pass read and write.
 
     These are two norms, two residual additions (with dropout where the framework has it), positions and the activation.
-    `split` is the division of the first two by sequence parallelism. Narayanan et al. 2021, section 4.2, lists the
-    fused kernels; unfused, each operation reads and writes separately.
+    Per token, attention's projections have `qkv` elements, the up (and gate) projections `up` and the MLP's activation
+    `mlp`. Sequence parallelism divides norms and residuals over `split` ranks. Narayanan et al. 2021, section 4.2, lists
+    the fused kernels; unfused, each operation reads and writes separately.
     """
     model, framework, size = job.model, job.framework, ELEMENT_BYTES[job.precision]
     norm = 2 * size if framework.fused or model.norm == "layer" else 6 * size

@@ -29,7 +29,7 @@ class DeviceMemory:
     """Bytes on a device at the peak of a step, by part.
 
     Attributes:
-        place: Pipeline rank, from 0.
+        place: The pipeline rank of the device, from 0.
         weights: Weights that the matmuls read, or their shards.
         gradients: Gradients that wait for the optimizer.
         optimizer: Moments, and master copies or the moving average of the weights.
@@ -69,7 +69,7 @@ class DeviceMemory:
         return self.reserved + self.before_model
 
     def to_dict(self) -> dict[str, int]:
-        """Return the bytes of each part and the total."""
+        """Return the bytes of each part and the total, by name."""
         names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation")
         return {name: getattr(self, name) for name in (*names, "before_model", "total")}
 

@@ -104,7 +104,10 @@ class BlockBytes:
 def block_activation_bytes(
     config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: float
 ) -> BlockBytes:
-    """Return the activation bytes of a block in a recomputation mode; `backward` explains `copies`."""
+    """Return the activation bytes of a block in a recomputation mode.
+
+    `width` is the bytes of an element, and `copies` the share of gathered data that is copied (see `backward`).
+    """
     keeps = kept(config, framework, split, width, recompute)
     again = sum(activation_bytes_without_recompute(config, framework, split, width).values()) - sum(keeps.values())
     working = again + backward(config, framework, split, width, copies=copies)
@@ -115,7 +118,7 @@ def block_activation_bytes(
 
 
 def kept(config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
-    """Return the bytes that a block saves for each token in a recomputation mode, by kind."""
+    """Return the bytes, by kind, that a block saves for each token in a recomputation mode; `width` is those of an element."""
     everything = activation_bytes_without_recompute(config, framework, split, width)
     if recompute == "none":
         return everything
@@ -229,6 +232,8 @@ def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
 
 def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
     """Return the bytes of FSDP state sharded by n, with full blocks in the matmul dtype while they are in use.
+
+    `own` counts the parameters of the pipeline rank, and `narrow` is the bytes of an element in the matmul dtype.
 
     In stage 3, gathered blocks are freed after each pass, except two (one in use, one prefetched) and the weights
     outside blocks. In lower stages, and in a pipeline, whose micro-batches would gather again and again, they stay.

@@ -48,7 +48,7 @@ class MicroBatchSeconds:
     head_tensor: float
 
     def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
-        """Return the seconds by kind on a rank with `layers` blocks, and possibly an end, over m micro-batches."""
+        """Return the seconds by kind over m micro-batches on a rank with `layers` blocks and perhaps the embedding or head."""
         work = self.block_work.times(layers)
         if has_embedding:
             work += self.embedding
@@ -119,7 +119,7 @@ class PassSeconds:
 
 
 def micro_batch_seconds(job: Job, how: Physics) -> MicroBatchSeconds:
-    """Return the time of a job's micro-batch."""
+    """Return the times of a micro-batch of a job, apart from its pipeline; `how` has the efficiencies of the devices."""
     layout = job.layout
     queues = layout.pipeline > 1 and layout.world > job.cluster.near
     alone = replace(layout, replicate=1, pipeline=1, virtual=1, schedule="1f1b")

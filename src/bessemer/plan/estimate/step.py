@@ -141,7 +141,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
 
 
 def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
-    """Return how many blocks of each stage are a mixture's leading dense layers."""
+    """Return how many blocks of each stage are leading dense layers of a mixture; `cut` has the blocks of each stage."""
     left, firsts = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
     for blocks in cut:
         firsts.append(min(left, blocks))
@@ -212,7 +212,7 @@ def held_parameters(job: Job) -> tuple[float, float]:
 
 
 def exchange_seconds(job: Job, last: float, how: Physics) -> float:
-    """Return the seconds that gradient reduction and weight gathers once a step add to it.
+    """Return the exposed seconds of the gradient reduction and the weight gathers that take place once a step.
 
     They overlap with `last`, the seconds of one micro-batch's backward pass on a rank. If sharded gradients travel for
     each micro-batch (`micro_batch`), only the replicas' all-reduce of a shard remains. Otherwise all gradients take one
