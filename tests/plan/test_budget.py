@@ -214,7 +214,7 @@ def test_a_published_shape_on_a_cluster() -> None:
     )
     assert found.job.model.parameters == 70_553_706_496  # of the published checkpoint
     assert (found.job.layout.tensor, found.job.layout.pipeline) == (8, 4)
-    assert found.given == {"tensor", "pipeline"} and found.chooses_layout, "what is left out is chosen"
+    assert found.fixed == {"tensor", "pipeline"} and found.chooses_layout, "what is left out is chosen"
     assert found.job.cluster.device.name == "H100 SXM" and found.job.cluster.devices == 2048
     assert abs(found.tokens - 2e12) < found.job.tokens
 

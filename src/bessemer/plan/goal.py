@@ -31,10 +31,10 @@ class Goal:
 
     Attributes:
         recipe: The resolved recipe.
-        job: The job with the recipe's layout. If the planner chooses the layout, only the fields in `given` count.
+        job: The job with the recipe's layout. If the planner chooses the layout, only the fields in `fixed` count.
         tokens: Training tokens of the run's whole steps.
         chooses_layout: True if the planner chooses the layout (`parallel.auto`).
-        given: Fields of `Layout` that the recipe fixes and the planner keeps.
+        fixed: Names of the `Layout` fields that the recipe sets and the planner keeps.
         notes: Assumptions and changes that a reader of the plan must know.
         unplanned: One sentence for each recipe setting that the plan does not include.
         checkpoint_every: Steps between checkpoints, or None if the recipe does not set them.
@@ -44,7 +44,7 @@ class Goal:
     job: Job
     tokens: int
     chooses_layout: bool
-    given: frozenset[str]
+    fixed: frozenset[str]
     notes: tuple[str, ...] = ()
     unplanned: tuple[str, ...] = ()
     checkpoint_every: int | None = None

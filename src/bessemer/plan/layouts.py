@@ -1,4 +1,7 @@
-"""Candidate layouts of a search: all ways to divide a job over its devices that keep the given settings."""
+"""Candidate layouts of a search: all ways to divide a job over its devices that keep the fields that the request fixes.
+
+In this module, `fixed` has the names of the layout fields that the request sets, and `impossible` counts, by reason, the
+divisions that cannot work."""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # layout fields that 
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 
 
-def as_given(layout: Layout, given: frozenset[str]) -> str:
-    """Describe the given fields of a layout, as in `tensor 8, zero 3`; empty if none is given."""
-    return ", ".join(f"{name.replace('_', '-')} {getattr(layout, name)}" for name in LAYOUT_NAMES if name in given)
+def describe_fixed(layout: Layout, fixed: frozenset[str]) -> str:
+    """Describe the fixed fields of a layout, as in `tensor 8, zero 3`; empty if none is fixed."""
+    return ", ".join(f"{name.replace('_', '-')} {getattr(layout, name)}" for name in LAYOUT_NAMES if name in fixed)
 
 
-def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
+def splits(job: Job, fixed: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
     """Yield divisions of a model over tensor, context and pipeline ranks, with all remaining devices for the batch.
 
     Divisions that no micro-batch could make valid are left out early, and counted in `impossible` by reason. `refuse`
@@ -42,18 +45,18 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
     if model.sequence_length >= MIN_CONTEXT_TOKENS:
         most_context = MAX_CONTEXT
     copies = job.framework.copies_keys
-    for tensor in _ways(job, given, "tensor", math.gcd(cluster.near, cluster.devices), impossible):
+    for tensor in _ways(job, fixed, "tensor", math.gcd(cluster.near, cluster.devices), impossible):
         if key := indivisible_by_tensor(model, tensor, copies_keys=copies):
-            impossible[f"{key} does not divide over tensor{f' {tensor}' if 'tensor' in given else ''}"] += 1
+            impossible[f"{key} does not divide over tensor{f' {tensor}' if 'tensor' in fixed else ''}"] += 1
             continue
-        for context in _ways(job, given, "context", cluster.devices // tensor, impossible, most_context):
+        for context in _ways(job, fixed, "context", cluster.devices // tensor, impossible, most_context):
             try:
                 require_tensor(model, Parallel(tensor=tensor, context=context), copies_keys=copies)
                 require_context(model, Parallel(context=context))
             except InputError:
                 impossible["the sequences do not divide over context x tensor"] += 1
                 continue
-            for pipeline in _ways(job, given, "pipeline", cluster.devices // (tensor * context), impossible):
+            for pipeline in _ways(job, fixed, "pipeline", cluster.devices // (tensor * context), impossible):
                 if pipeline > model.layers + job.framework.stages_without_blocks:
                     impossible["more pipeline stages than blocks"] += 1
                     continue
@@ -62,7 +65,7 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
                     impossible["the batch does not divide over shard"] += 1
                     continue
                 for (schedule, virtual), shard, expert in product(
-                    _schedules(job, pipeline, given, impossible), _shards(job, data, tensor, tensor * context, given, impossible),
+                    _schedules(job, pipeline, fixed, impossible), _shards(job, data, tensor, tensor * context, fixed, impossible),
                     expert_ranks(model, tensor * context * data),
                 ):  # fmt: skip
                     if is_ours and not divides_evenly(model, tensor, shard * context):
@@ -75,14 +78,14 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
 
 
 def _ways(
-    job: Job, given: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
+    job: Job, fixed: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
 ) -> list[int]:
-    """Return the sizes of an axis to try over this many devices, or only the given one.
+    """Return the sizes of an axis to try over this many devices, at most `most`, or only the fixed one.
 
-    A given tensor group may be larger than a node.
+    A fixed tensor group may be larger than a node.
     """
     size: int = getattr(job.layout, axis)
-    if axis not in given:
+    if axis not in fixed:
         return [each for each in divisors(devices) if most is None or each <= most]
     over = job.cluster.devices if axis == "tensor" else devices
     if over % size:
@@ -91,18 +94,19 @@ def _ways(
     return [size]
 
 
-def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
-    """Return the numbers of data ranks to try for sharding the state.
+def _shards(job: Job, data: int, tensor: int, inner: int, fixed: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Return the numbers of ranks, of the `data` data ranks, over which to try to shard the state.
 
     They are all ranks (or the most over which the weights divide), those within a node, so that frequent collectives
-    stay inside, and one. A given `shard` or `replicate` determines the number.
+    stay inside, and one. `inner` is the number of ranks of tensor x context. A fixed `shard` or `replicate` determines
+    the number.
     """
-    if kept := given & {"shard", "replicate"}:
+    if kept := fixed & {"shard", "replicate"}:
         layout = job.layout
         shard = layout.shard if "shard" in kept else data // layout.replicate
         if shard and data % shard == 0 and ("replicate" not in kept or shard * layout.replicate == data):
             return [shard]
-        ranks = as_given(layout, frozenset(kept))
+        ranks = describe_fixed(layout, frozenset(kept))
         impossible[f"{ranks} times the other ways is not {counted(job.cluster.devices, 'device')}"] += 1
         return []
     within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
@@ -132,25 +136,25 @@ def _stages_each(blocks: int, pipeline: int) -> list[int]:
 
 
 def _schedules(
-    job: Job, pipeline: int, given: frozenset[str], impossible: Counter[str]
+    job: Job, pipeline: int, fixed: frozenset[str], impossible: Counter[str]
 ) -> list[tuple[PipelineSchedule, int]]:
     """Return the schedules to try, with the number of stages on a device.
 
-    A given schedule, or several stages on a device, needs a pipeline.
+    A fixed schedule, or several stages on a device, needs a pipeline.
     """
-    layout, is_deep = job.layout, "virtual" in given and job.layout.virtual > 1
+    layout, is_deep = job.layout, "virtual" in fixed and job.layout.virtual > 1
     if pipeline == 1:
-        if "schedule" in given or is_deep:
-            impossible[f"{as_given(layout, given & {'schedule', 'virtual'})} needs a pipeline"] += 1
+        if "schedule" in fixed or is_deep:
+            impossible[f"{describe_fixed(layout, fixed & {'schedule', 'virtual'})} needs a pipeline"] += 1
             return []
         return [("1f1b", 1)]
-    names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in given else ("1f1b", "interleaved")
+    names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in fixed else ("1f1b", "interleaved")
     schedules: list[tuple[PipelineSchedule, int]] = []
     most_stages = job.model.layers + job.framework.stages_without_blocks
     for name in names:
         own = SCHEDULES[name].stages_per_rank
         several = _stages_each(most_stages, pipeline) if name == "interleaved" else (own,)
-        for virtual in (layout.virtual,) if "virtual" in given else several:
+        for virtual in (layout.virtual,) if "virtual" in fixed else several:
             if stages_complaint(name, virtual) is None and pipeline * virtual <= most_stages:
                 schedules.append((name, virtual))
     if not schedules:
@@ -158,26 +162,26 @@ def _schedules(
     return schedules
 
 
-def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
-    """Return the ZeRO stages to try, or only the given one; 0 if no two devices share state."""
+def zero_stages(job: Job, split: Layout, fixed: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
+    """Return the ZeRO stages to try, or only the fixed one; 0 if no two devices share state."""
     zero = job.layout.zero
     stages = (1,) if job.model.expert_parameters else (1, 2, 3)
     if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
         stages = (1,)
-        if "zero" in given and zero > 1:
+        if "zero" in fixed and zero > 1:
             impossible[f"schedule {split.schedule} runs with zero 1, not {zero}"] += 1
             return ()
     if split.state_shards > 1:
-        return (zero,) if "zero" in given else stages
-    if "zero" in given and job.cluster.devices > 1:
+        return (zero,) if "zero" in fixed else stages
+    if "zero" in fixed and job.cluster.devices > 1:
         impossible[f"zero {zero} divides state over shard, and shard is 1"] += 1
         return ()
     return (0,)
 
 
-def micro_batch_sizes(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> list[int]:
-    """Return the micro-batch sizes to try, in sequences: the given one, else all valid powers of two."""
-    sizes = [job.layout.micro_batch] if "micro_batch" in given else [1 << n for n in range(job.batch.bit_length())]
+def micro_batch_sizes(job: Job, split: Layout, fixed: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Return the micro-batch sizes to try, in sequences: the fixed one, else all valid powers of two."""
+    sizes = [job.layout.micro_batch] if "micro_batch" in fixed else [1 << n for n in range(job.batch.bit_length())]
     fits = [size for size in sizes if split.micro_batches(job.batch, size)]
     if not fits:
         impossible["the micro-batch does not divide a part of the batch"] += 1

@@ -53,14 +53,14 @@ class PlanRequest:
         model: A published shape with options that recipes have no keys for; None: the recipe's model.
         notes: Assumptions and changes that a reader of the plan must know.
         is_open: True if the request comes without a recipe file.
-        given: Recipe keys that the command line sets.
+        set_keys: Recipe keys that the command line sets.
     """
 
     recipe: Recipe
     model: ModelConfig | None = None
     notes: tuple[str, ...] = ()
     is_open: bool = False
-    given: frozenset[str] = frozenset()
+    set_keys: frozenset[str] = frozenset()
 
 
 def number(text: str, name: str) -> float:
@@ -117,7 +117,7 @@ def from_recipe(
     on_top = {key for key in keys if key in _WITH_DEVICES or (is_shaped and key.startswith("model."))}
     others = [one for one in overrides if _split(one)[0] not in on_top]
     changes = {**options, **{key: text for key, text in map(_split, overrides) if key in on_top}}
-    return with_changes(PlanRequest(read(others, bool(changes)), given=frozenset(keys - on_top)), changes)
+    return with_changes(PlanRequest(read(others, bool(changes)), set_keys=frozenset(keys - on_top)), changes)
 
 
 # Keys that are validated only when the devices are known.
@@ -155,7 +155,7 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
         return count(str(value_of(key)), key) if key in typed or key in kept else None
 
     if shape := next((name for name in SHAPES if name in changes), None):
-        kept = {key for key in request.given if key.startswith("model.")}
+        kept = {key for key in request.set_keys if key.startswith("model.")}
         tables["model"] = {key: value for key, value in tables.get("model", {}).items() if f"model.{key}" in kept}
         kept |= {SEQUENCES} if "sequence_length" in tables.get("tokens", {}) else set()
         what = changes[shape] if shape == "model" else number(changes[shape], shape)
@@ -165,7 +165,7 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
         length = of_shape.get(SEQUENCES) if SEQUENCES not in typed else typed[SEQUENCES]
         typed[BATCH] = str(rounded_batch(changes["batch"], int(length or before.tokens.sequence_length)))
     has_nodes = "cluster.nodes" in typed or "nodes" in tables.get("cluster", {})
-    reopened = _reopened(value_of, typed.keys() | request.given, has_nodes)
+    reopened = _reopened(value_of, typed.keys() | request.set_keys, has_nodes)
     if reopened is not None:
         typed["parallel.auto"] = "true"
         tables["parallel"] = {key: value for key, value in tables.get("parallel", {}).items() if key not in reopened}
@@ -185,7 +185,7 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
     ):
         notes = (*notes, f"the price is the catalogue's, if any, of {device}; --price sets one")
         recipe = recipe.changed(cluster={"price": None})
-    return replace(request, recipe=recipe, model=model, notes=notes, given=request.given | typed.keys())
+    return replace(request, recipe=recipe, model=model, notes=notes, set_keys=request.set_keys | typed.keys())
 
 
 def _reopened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) -> list[str] | None:

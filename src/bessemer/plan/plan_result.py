@@ -107,8 +107,8 @@ def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
         NoLayoutError: No layout fits; the message has the nearest miss.
         InputError: The given layout is impossible.
     """
-    result = search(goal.job, goal.given) if goal.chooses_layout or searched else None
-    if result is not None and not result.ranked and not goal.given & set(LAYOUT_KEYS):
+    result = search(goal.job, goal.fixed) if goal.chooses_layout or searched else None
+    if result is not None and not result.ranked and not goal.fixed & set(LAYOUT_KEYS):
         miss, cluster = result.rejected[0], goal.job.cluster
         where, reasons = f"{cluster.devices:,} x {cluster.device.name}", "; ".join(miss.reasons)
         raise NoLayoutError(f"plan: no layout of {where} fits; the nearest misses by {size(miss.missing)}: {reasons}")
@@ -173,7 +173,7 @@ def _given(goal: Goal) -> Candidate:
     layout = goal.job.layout
     if (why := refuse(goal.job)) is not None:
         raise InputError(why)
-    modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
+    modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.fixed else RECOMPUTE
     candidates: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
         for mode in modes:
@@ -236,7 +236,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "learning_rate": goal.recipe.train.optimizer.learning_rate,
     }
     if out.found is not None and (searched or goal.chooses_layout):
-        facts["search"] = {**search_dict(out.found), "given": sorted(goal.given)}
+        facts["search"] = {**search_dict(out.found), "given": sorted(goal.fixed)}
     return facts
 
 

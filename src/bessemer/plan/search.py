@@ -22,7 +22,7 @@ from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, excess, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
-from bessemer.plan.layouts import as_given, micro_batch_sizes, splits, zero_stages
+from bessemer.plan.layouts import describe_fixed, micro_batch_sizes, splits, zero_stages
 from bessemer.recipe.parallel import describe_axes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # by ascending cost in time
@@ -160,12 +160,12 @@ def layout_parts(layout: Layout) -> list[str]:
 
 
 @lru_cache(maxsize=16)  # a budget search plans jobs that differ only in tokens
-def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
+def search(job: Job, fixed: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
     """Search for all layouts of a job on the devices of its cluster.
 
     Args:
         job: Job to search a layout for.
-        given: Fields of the job's layout that are kept. The search chooses the others.
+        fixed: Names of the layout fields that the job's layout fixes. The search chooses the others.
         headroom: Share of a device's memory that the chosen layout leaves free.
 
     Returns:
@@ -177,10 +177,10 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
-    for split in splits(job, given, impossible):
-        _try_split(job, split, given, headroom, ranked, rejected, impossible)
+    for split in splits(job, fixed, impossible):
+        _try_split(job, split, fixed, headroom, ranked, rejected, impossible)
     if not ranked and not rejected:
-        kept = as_given(job.layout, given)
+        kept = describe_fixed(job.layout, fixed)
         raise NoLayoutError(
             f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
             f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
@@ -192,23 +192,23 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
 
 
 def _try_split(
-    job: Job, split: Layout, given: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
+    job: Job, split: Layout, fixed: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
-    """Try one division of the model with each micro-batch up to the largest that fits.
+    """Try one division of the model, `split`, with each micro-batch up to the largest that fits.
 
     Adds the cheapest layout that fits and the cheapest that leaves the headroom to `ranked`, or the nearest miss to
     `rejected`.
     """
-    modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in given else RECOMPUTE
-    zeros = zero_stages(job, split, given, impossible)
-    for micro_batch in micro_batch_sizes(job, split, given, impossible) if zeros else ():
+    modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in fixed else RECOMPUTE
+    zeros = zero_stages(job, split, fixed, impossible)
+    for micro_batch in micro_batch_sizes(job, split, fixed, impossible) if zeros else ():
         if (why := refuse(replace(job, layout=replace(split, micro_batch=micro_batch)))) is not None:
             impossible[why] += 1
             continue
         missed: RejectedLayout | None = None
         fits_once, tried = False, zeros
-        if split.pipeline > 1 and split.micro_batches(job.batch, micro_batch) > split.pipeline and "zero" not in given:
+        if split.pipeline > 1 and split.micro_batches(job.batch, micro_batch) > split.pipeline and "zero" not in fixed:
             # ZeRO 2 and 3 would reduce or gather again for every micro-batch of every stage.
             tried = tuple(zero for zero in zeros if zero <= 1)
         for zero in tried:

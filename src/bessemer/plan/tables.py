@@ -12,7 +12,7 @@ from bessemer.plan import run_cost, scaling_laws, shapes
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
-from bessemer.plan.layouts import as_given
+from bessemer.plan.layouts import describe_fixed
 from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.plan.plan_result import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.run_cost import dollars
@@ -24,9 +24,9 @@ MOST_NOTES = 5
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
-def plan_table(of: PlanResult) -> str:
+def plan_table(plan: PlanResult) -> str:
     """Format a plan as a table with one row per result."""
-    return named_rows(plan_rows(of))
+    return named_rows(plan_rows(plan))
 
 
 def named_rows(rows: Mapping[str, str]) -> str:
@@ -35,27 +35,27 @@ def named_rows(rows: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}} {line}" for name, value in rows.items() for line in value.splitlines())
 
 
-def plan_rows(of: PlanResult) -> dict[str, str]:
+def plan_rows(plan: PlanResult) -> dict[str, str]:
     """Return the rows of a plan by name; a row of several notes has one line each."""
-    job, step, config = of.job, of.step, of.job.model
-    cluster, device, goal = job.cluster, job.cluster.device, of.goal
+    job, step, config = plan.job, plan.step, plan.job.model
+    cluster, device, goal = job.cluster, job.cluster.device, plan.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
-    memory = of.memory.to_dict()
-    where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
-    run, bill = of.running, of.bill
-    chosen = _chosen(of) if of.found and goal.chooses_layout else ""
+    memory = plan.memory.to_dict()
+    where = f" on stage {plan.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
+    run, bill = plan.running, plan.bill
+    chosen = _chosen(plan) if plan.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name], 3)}" for name in shown)
     per_token = step.model_flops / job.tokens
-    ranges, own = of.intervals, cluster.per_node
+    ranges, own = plan.intervals, cluster.per_node
     domain = f", {cluster.near:,} in a domain" if cluster.near > own else ""
     notes = {"note": goal.notes[:MOST_NOTES], "not in the plan": goal.unplanned}
     return {
         "evidence": evidence_line(job),
         "model": model_line(config),
         **{name: "\n".join(lines) for name, lines in notes.items() if lines},
-        "training": f"{amount(goal.tokens)} tokens in {counted(of.steps, 'step')} of {amount(job.tokens)}"
-        f", sequences of {config.sequence_length:,}, {of.precision}",
+        "training": f"{amount(goal.tokens)} tokens in {counted(plan.steps, 'step')} of {amount(job.tokens)}"
+        f", sequences of {config.sequence_length:,}, {plan.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {own} a node{domain}; "
         f"{size(cluster.intra_bandwidth)}/s within, {size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
@@ -64,18 +64,18 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"in all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where} ({_ends(ranges['memory_bytes'], size)}): "
         f"{_memory_parts(memory)}",
-        "fits": _fits(of),
+        "fits": _fits(plan),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)} ideal, {_range(of.expected.seconds, duration)}",
+        "time": f"{duration(plan.seconds)} ideal, {_range(plan.expected.seconds, duration)}",
         "hours": _range(ranges["device_hours"], amount),
         "failures": f"{short(run.failures, 3)} expected, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
-        "money": _money(of)
+        "money": _money(plan)
         + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else "no watts known"),
-        **_by_laws(of),
-        "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)} at "
-        f"{size(device.storage_bandwidth)}/s a node",
+        **_by_laws(plan),
+        "storage": f"tokens at {size(plan.loading.rate)}/s, checkpoints of {size(plan.save.bytes)} in "
+        f"{duration(plan.save.write)} at {size(device.storage_bandwidth)}/s a node",
         "framework": job.framework.name,
     }
 
@@ -111,29 +111,29 @@ def _memory_parts(memory: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {size(value)}" for name, value in kept.items())
 
 
-def _by_laws(of: PlanResult) -> dict[str, str]:
+def _by_laws(plan: PlanResult) -> dict[str, str]:
     """Return the rows on scaling laws for pretraining, or on batch and learning rate for other training."""
-    if not of.goal.recipe.is_pretraining:
-        rate = of.goal.recipe.train.optimizer.learning_rate
-        return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}"}
-    parameters, batch = of.job.model.active_parameters, batch_by_laws(of)
-    by_laws = scaling_laws.compare(parameters, of.goal.tokens)
+    if not plan.goal.recipe.is_pretraining:
+        rate = plan.goal.recipe.train.optimizer.learning_rate
+        return {"batch": f"{amount(plan.job.tokens)} tokens; learning rate {rate:.2g}"}
+    parameters, batch = plan.job.model.active_parameters, batch_by_laws(plan)
+    by_laws = scaling_laws.compare(parameters, plan.goal.tokens)
     optimal = by_laws["optimal_tokens_by_law"].values()
     critical, rates = batch["critical"].values(), batch["learning_rates"].values()
-    each = "an active parameter" if isinstance(of.job.model, MixtureConfig) else "a parameter"
+    each = "an active parameter" if isinstance(plan.job.model, MixtureConfig) else "a parameter"
     return {
-        "scaling": f"{of.goal.tokens / parameters:,.3g} tokens {each}, {amount(by_laws['ratio'])}x the compute-optimal; the laws "
-        f"ask for {amount(min(optimal))} to {amount(max(optimal))} tokens",
+        "scaling": f"{plan.goal.tokens / parameters:,.3g} tokens {each}, {amount(by_laws['ratio'])}x the compute-optimal; the "
+        f"laws ask for {amount(min(optimal))} to {amount(max(optimal))} tokens",
         "batch": f"{amount(batch['batch'])} tokens, critical from {amount(min(critical))} to {amount(max(critical))}; "
         f"learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
     }
 
 
-def _chosen(of: PlanResult) -> str:
+def _chosen(plan: PlanResult) -> str:
     """Describe how a layout was chosen, and its given fields."""
-    result, goal = of.found, of.goal
+    result, goal = plan.found, plan.goal
     assert result is not None
-    kept = as_given(goal.job.layout, goal.given)
+    kept = describe_fixed(goal.job.layout, goal.fixed)
     kept = f", with {kept} as given" if kept else ""
     if not result.ranked:
         return f"; the nearest miss of {len(result.rejected):,}{kept}"
@@ -141,12 +141,12 @@ def _chosen(of: PlanResult) -> str:
     return f"; {safe} that fit leave {result.headroom:.0%} of the memory free{kept}"
 
 
-def _fits(of: PlanResult) -> str:
-    if not of.fits:
-        return "NO: " + "; ".join(of.excess)
-    device_bytes = of.job.cluster.device.memory
-    risk = out_of_memory(of.memory.total, device_bytes)
-    return f"yes, {1 - of.memory.total / device_bytes:.0%} free; risk of running out of memory {percent(risk)}"
+def _fits(plan: PlanResult) -> str:
+    if not plan.fits:
+        return "NO: " + "; ".join(plan.excess)
+    device_bytes = plan.job.cluster.device.memory
+    risk = out_of_memory(plan.memory.total, device_bytes)
+    return f"yes, {1 - plan.memory.total / device_bytes:.0%} free; risk of running out of memory {percent(risk)}"
 
 
 def model_line(config: ModelConfig) -> str:
@@ -183,12 +183,12 @@ def energy(megawatt_hours: float) -> str:
     return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
-def _money(of: PlanResult) -> str:
-    if of.bill.price is None:
+def _money(plan: PlanResult) -> str:
+    if plan.bill.price is None:
         return "no price known (cluster.price); "
-    date = f" ({of.bill.price_date})" if of.bill.price_date else ""
-    ideal = of.bill.price * of.seconds / run_cost.HOUR * of.job.cluster.devices
-    return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{date}; "
+    date = f" ({plan.bill.price_date})" if plan.bill.price_date else ""
+    ideal = plan.bill.price * plan.seconds / run_cost.HOUR * plan.job.cluster.devices
+    return f"{dollars(ideal)} ideal, {_range(plan.intervals['cost'], dollars)}, at ${plan.bill.price:.2f} a device-hour{date}; "
 
 
 def _range(span: PlanInterval, shown: Callable[[float], str]) -> str:
@@ -213,20 +213,20 @@ def evidence_line(job: Job) -> str:
     )
 
 
-def search_table(of: LayoutSearchResult, devices: int) -> str:
+def search_table(result: LayoutSearchResult, devices: int) -> str:
     """Format a layout search: the best layouts, the Pareto front of speed and memory, and the nearest misses."""
-    spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
-    lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
-    lines += _layouts("best", of.preferred, devices)
-    if len(of.pareto) > 1:
-        lines += ["", *_layouts("least memory for its speed", of.pareto, devices)]
-    if of.rejected:
+    spare = f"{len(result.safe):,} of them with {result.headroom:.0%} of the memory free"
+    lines = [f"{counted(len(result.ranked), 'layout')} fit, {spare}; {len(result.rejected):,} do not.", ""]
+    lines += _layouts("best", result.preferred, devices)
+    if len(result.pareto) > 1:
+        lines += ["", *_layouts("least memory for its speed", result.pareto, devices)]
+    if result.rejected:
         lines += ["", "nearest misses"]
-        for miss in of.rejected[:3]:
+        for miss in result.rejected[:3]:
             named = ", ".join(layout_parts(miss.layout))
             lines.append(f"  {named}, micro-batch {miss.layout.micro_batch}: {'; '.join(miss.reasons)}")
-    if of.impossible:
-        reasons = sorted(of.impossible.items(), key=lambda item: -item[1])
+    if result.impossible:
+        reasons = sorted(result.impossible.items(), key=lambda item: -item[1])
         lines += ["", "not possible", *(f"  {count:>6,} {reason}" for reason, count in reasons)]
     return "\n".join(lines)
 

@@ -120,7 +120,7 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Rec
         "auto": False, **{axis: getattr(layout, axis) for axis in AXES}, "zero": max(layout.zero, 1), "schedule": layout.schedule,
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
-    recompute = {} if "recompute" in goal.given else {"recompute": layout.recompute}
+    recompute = {} if "recompute" in goal.fixed else {"recompute": layout.recompute}
     batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # the planner may have proposed it
     return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute, **batch})
 
