@@ -301,7 +301,7 @@ class SavedCheckpoint:
 
     Attributes:
         files: The "bytes" and "sha256" of each file, by name.
-        contents: The stored tensors by part and name.
+        contents: The stored tensors by part ("model", "optimizer", ...) and name.
         facts: The values besides tensors that a resume needs.
         sha256: The hash of the manifest.
     """
@@ -373,7 +373,7 @@ class CheckpointFiles:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()
 
     def whole(self, part: str, name: str) -> Tensor:
-        """Return a whole tensor on the CPU.
+        """Return a whole tensor of a part ("model", "optimizer", ...) on the CPU.
 
         A tensor of a single shard is mapped from its file, not copied, and keeps the file's space in use.
         """

@@ -237,6 +237,7 @@ class Difference:
         return self.differing_from(common)
 
     def differing_from(self, right: int) -> list[int]:
+        """Return the ranks whose sum is not `right`."""
         return sorted(rank for rank, value in self.sums.items() if value != right)
 
 

@@ -124,6 +124,7 @@ def _distribute(model: Transformer, device_mesh: DeviceMesh) -> None:
 
 
 def _access(name: str, config: ModelConfig) -> LocalAccess:
+    """Return how the model's code reads the local value of the parameter of this name (see `_local`)."""
     if sharded_dimension(name, config) is not None:
         return "shard"
     if (facts := config.parameter_facts(name)) is not None:
@@ -135,6 +136,7 @@ def _access(name: str, config: ModelConfig) -> LocalAccess:
 
 @cache
 def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, LocalAccess], ...]) -> type[nn.Module]:
+    """Return a subclass of a module's class, with the mixin if any, whose parameters read as plain local tensors."""
     bases = (base,) if mixin is None else (mixin, base)
     return type(f"Split{base.__name__}", bases, {name: _property(name, access) for name, access in accesses})
 
@@ -151,6 +153,7 @@ def _property(name: str, access: LocalAccess) -> property:
 
 
 def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
+    """Return this rank's shard of a parameter, or its whole value or row slice, whose gradient is then a partial sum."""
     if access in ("shard", "replicated"):
         return parameter.to_local()
     whole = parameter.to_local(grad_placements=[Partial()])

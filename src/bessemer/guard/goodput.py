@@ -201,7 +201,7 @@ def _iso(seconds: float) -> str:
 
 
 def seconds_of(moment: Any) -> float:
-    """Return an ISO time as seconds since the epoch; 0 if it is invalid."""
+    """Convert an ISO time from a log to seconds since the epoch; 0 if it is missing or invalid."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except (TypeError, ValueError):

@@ -30,7 +30,7 @@ class PlanResult:
 
     Attributes:
         goal: The goal that was planned.
-        job: The job with the given or chosen layout.
+        job: The job with the layout of the recipe or of the search.
         memory: Peak memory of the fullest device.
         step: Planned step time, by part.
         expected: Expected duration of the run, with its interval.
@@ -38,7 +38,7 @@ class PlanResult:
         running: Effect of failures and checkpoints on the run.
         save: Cost of a checkpoint.
         loading: Storage traffic of the run.
-        found: The layout search, or None if the layout was given.
+        found: The layout search, or None if the recipe gives the layout.
     """
 
     goal: Goal
@@ -186,7 +186,10 @@ def _given(goal: Goal) -> Candidate:
 
 
 def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
-    """Return a plan as plain values for JSON: bytes, seconds, FLOPs, dollars, and shares from 0 to 1."""
+    """Return a plan as plain values for JSON: bytes, seconds, FLOPs, dollars, and shares from 0 to 1.
+
+    If `searched`, the layout search is included even if the recipe gives the layout.
+    """
     job, time, goal = out.job, out.step, out.goal
     config, devices = job.model, job.cluster.devices
     per_token = time.model_flops / job.tokens

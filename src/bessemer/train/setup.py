@@ -117,7 +117,7 @@ class Training:
         trends: The windows in which trends are detected.
         stream: The batches of the steps.
         saver: The writer of checkpoints.
-        reference: The figures of the run for the guard's rules.
+        reference: The constants of the run for the guard's anomaly detector.
         replicas: The results of comparing replicas.
         rates: The speed of steps and the wait for data.
         watch: The statistics of layers.

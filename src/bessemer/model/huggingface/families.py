@@ -167,20 +167,20 @@ class ModelFamily(ExtensionBase):
         """Return the result of `about` for the attribute that has the name of a `transformers` tensor."""
         return self.about("layer_tensors" if name.startswith(self.layer_prefix.partition("{")[0]) else "outer_tensors")
 
-    def apply_rules(self, part: str, *arguments: Any) -> Iterator[Any]:
+    def apply_rules(self, method: str, *arguments: Any) -> Iterator[Any]:
         """Yield the result of one method (read, write or obstacles) of each rule. Raises BessemerError that names the rule."""
         for rule in self.rules:
             try:
-                result = getattr(rule, part)(*arguments)
-                if not isinstance(result, list if part == "obstacles" else dict):
+                result = getattr(rule, method)(*arguments)
+                if not isinstance(result, list if method == "obstacles" else dict):
                     raise TypeError(f"returned {result!r}")
-                if unknown := [option for option in result if part == "read" and option not in OPTIONS]:
+                if unknown := [option for option in result if method == "read" and option not in OPTIONS]:
                     raise ValueError(f"{unknown[0]!r} is not a model option")
             except BessemerError:
                 raise
             except Exception as error:
                 raise failure(
-                    self, "rules", error, f"{part}, of the keys {', '.join(rule.keys) or '(none)'}"
+                    self, "rules", error, f"{method}, of the keys {', '.join(rule.keys) or '(none)'}"
                 ) from error
             yield result
 

@@ -198,7 +198,7 @@ def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
 
 
 def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> Texts:
-    """Compare the ids of texts by default arguments, and return the texts that were compared.
+    """Compare the ids of texts with those of a tokenizer of `transformers` by default arguments, and return the compared texts.
 
     Text that looks like a special token is encoded as text.
     """

@@ -96,10 +96,12 @@ class ForeignConfig:
         return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
     def _list(self, key: str, default: list[Any] | None, fits: Callable[[Any], bool], what: str) -> list[Any]:
+        """Return a list whose items all fit; `what` describes such items for the error."""
         is_list = lambda x: isinstance(x, list) and all(map(fits, x))  # noqa: E731
         return list(self._value(key, default, is_list, f"must be a list of {what}"))
 
     def _value(self, key: str, default: Any, fits: Callable[[Any], bool] = lambda x: True, what: str = "") -> Any:
+        """Return the value of a key, or else the default. Raises InputError with the text `what` if it does not fit."""
         value = self._values.get(key)
         value = default if value is None else value
         if value is None:

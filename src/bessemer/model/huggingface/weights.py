@@ -206,7 +206,10 @@ def _require_names(
     weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: ModelFamily, config: ModelConfig,
     new_head: bool,
 ) -> None:  # fmt: skip
-    """Raise InputError that names the first missing or unexpected tensor."""
+    """Raise InputError that names the first missing or unexpected tensor.
+
+    `expected` has the tensors of the model by name, of which a folder may lack those in `optional`.
+    """
     folder = weights.folder
     absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
     known = {weights.name_of(name) for name in expected}
