@@ -9,9 +9,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from io import BufferedReader, FileIO
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ def scan(path: str | os.PathLike[str]) -> Scan:
         return _pass(_blocks(file), None)
 
 
-def _pass(blocks: Iterable[Block], target: FileIO | None) -> Scan:
+def _pass(blocks: Iterable[Block], target: BinaryIO | None) -> Scan:
     """Hash blocks (tensor name, dtype, bytes), check that values are finite, and write the bytes to `target` if not None.
 
     With a target, the pass stops at the first value that is not finite. A thread computes the hash at the same time.
@@ -135,7 +134,7 @@ def _pass(blocks: Iterable[Block], target: FileIO | None) -> Scan:
     return Scan(size, digest.hexdigest(), nonfinite)
 
 
-def _blocks(file: BufferedReader) -> Iterator[Block]:
+def _blocks(file: Any) -> Iterator[Block]:
     """Yield a safetensors file in blocks: (tensor name, dtype, bytes), the header first.
 
     Two buffers alternate, so a block stays valid until the block after the next is read. A file without a valid header yields
@@ -156,7 +155,7 @@ def _blocks(file: BufferedReader) -> Iterator[Block]:
             nbytes -= count
 
 
-def _header(file: BufferedReader) -> tuple[bytes, list[tuple[str, str, int]]]:
+def _header(file: BinaryIO) -> tuple[bytes, list[tuple[str, str, int]]]:
     """Return the header bytes of a file and (name, dtype, bytes) of its tensors in order; no tensors if the header is damaged."""
     head = bytes(file.read(8))
     length, rest = int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size - 8

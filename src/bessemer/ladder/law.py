@@ -6,7 +6,6 @@ of runs about the law, and the error of the law's form beyond the largest run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
@@ -127,7 +126,7 @@ class FittedLaw:
         return Interval.of(float(np.exp(np.median(logs))), np.exp(logs))
 
 
-def arguments(design: Design, runs: Iterable[Sequence[float]]) -> Array:
+def arguments(design: Design, runs: list[tuple[float, float, float]]) -> Array:
     """Return the (n, T) arguments of the design's law, (N, D) or C, from (N, D, C) of each run."""
     table = np.array([tuple(run) for run in runs], dtype=np.float64)
     return table[:, :2] if design == "isoflop" else table[:, 2:]

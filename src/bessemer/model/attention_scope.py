@@ -5,7 +5,7 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -13,8 +13,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-
-Allows = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # maps (b, h, q, kv) to True where query q sees key kv
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def flex_function(name: str, device: str) -> Any:
     return torch.compile(function) if device == "cuda" else function
 
 
-def make_block_mask(allows: Allows, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
+def make_block_mask(allows: Any, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
     """Return FlexAttention's BlockMask for this number of queries and keys.
 
     `allows` maps (b, h, q, kv) to True where a query sees a key. A `batch` of None uses the same mask for all rows.

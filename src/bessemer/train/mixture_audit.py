@@ -13,7 +13,6 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
-Shares = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 """Sequences read so far and their tokens without padding, (2, phases of the recipe, sources). Part of checkpoints."""
 
@@ -74,11 +73,11 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
 
 
 def _rows(
-    mixture: Mixture, requested: Shares, planned: Shares, sequences: Counts, tokens: Counts
+    mixture: Mixture, requested: Any, planned: Any, sequences: Counts, tokens: Counts
 ) -> dict[str, dict[str, Any]]:
     """Return each source's requested, planned and consumed token share, and the sequences and tokens read from it.
 
-    The arguments are the requested and planned shares and the counts so far, (sources,) each.
+    The arguments are arrays of these shares and counts so far, (sources,) each.
     """
     keys = ("asked_share", "target_share", "drawn_share", "sequences", "tokens")
     columns = requested, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens

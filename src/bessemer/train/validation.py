@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from bessemer.model.generation import Sampling, complete
@@ -100,13 +99,9 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
 
 
 def _validation(
-    trainer: Trainer,
-    parts: list[HeldOut],
-    nats: list[float],
-    correct: list[int] | None,
-    confusion: npt.NDArray[np.int64],
+    trainer: Trainer, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
 ) -> Validation:
-    """Return the scores that follow from the nats and the number of correct targets of each part."""
+    """Return the scores that follow from the nats and the correct targets of each part. `confusion` is as in `Validation`."""
     config, metrics = trainer.model.config, dict[str, Any]()
     counts, sizes = [part.num_targets for part in parts], [int(part.bytes.sum()) for part in parts]
 
