@@ -72,9 +72,7 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
     }  # fmt: skip
 
 
-def _rows(
-    mixture: Mixture, requested: Any, planned: Any, sequences: Counts, tokens: Counts
-) -> dict[str, dict[str, Any]]:
+def _rows(mixture: Mixture, requested: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
     """Return each source's requested, planned and consumed token share, and the sequences and tokens read from it.
 
     The arguments are arrays of these shares and counts so far, (sources,) each.
