@@ -222,6 +222,7 @@ def litgpt(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     from litgpt.pretrain import setup  # type: ignore[import-not-found]
     from torch.utils.data import DataLoader
 
+    sys.argv[1:] = ["minutes"]  # litgpt parses the command line again, to store its settings
     _, encode = byte_pairs(arguments)
     ids = torch.from_numpy(training_ids(arguments, encode).astype("int32"))
     rows = ids[: (len(ids) - 1) // LENGTH * LENGTH + 1].unfold(0, LENGTH + 1, LENGTH)
@@ -271,7 +272,7 @@ def litgpt(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     steps = steps_for(arguments.minutes, train(CALIBRATION_STEPS, work / "calibration"))
     seconds = train(steps, work / "training")
     model = GPT(config)
-    weights = torch.load(work / "training" / "final" / "lit_model.pth", weights_only=True)
+    weights = torch.load(work / "training" / "final" / "lit_model.pth", weights_only=False)  # it holds the loader too
     model.load_state_dict(weights.get("model", weights))
     return {
         "bits_per_byte": score_logits(model, encode, arguments), "steps": steps, "tokens": steps * SEQUENCES * LENGTH,
