@@ -36,7 +36,11 @@ def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
     Gradients are relative to the largest value of each tensor, or to a thousandth of the model's largest if the tensor's are near
     zero (the bias of keys has none, since the softmax cancels it).
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
     tokens, targets = tokens_and_targets(ours.config)
+    if ours.config.experts:
+        theirs.set_experts_implementation("eager")  # the default does not compute in float64
     for module in theirs.modules():  # otherwise the padding token's rows would have no gradients
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None
@@ -44,7 +48,10 @@ def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
     losses = [torch.nn.functional.cross_entropy(x.flatten(0, -2), targets.flatten()) for x in (found, wanted)]
     for loss in losses:
         loss.backward()
+    # Their modules have the experts of a layer in one tensor, their files one tensor for each.
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    gradients = revert_weight_conversion(theirs, present) if ours.config.experts else gradients
     worst, floor = 0.0, 1e-3 * max(float(g.abs().max()) for g in gradients.values() if g is not None)
     for part in hub_tensors(ours, value=lambda name, parameter: parameter.grad):
         wanted_gradient = gradients[part.name]

@@ -52,6 +52,8 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy(),
         "shard_placement_fn": lambda parameter: shard_placement(parameter, num_shards),
+        # The bias of a router stays whole and in fp32.
+        "ignored_params": {parameter for name, parameter in root.named_parameters() if name.endswith("router.bias")},
     }
     reshard_after_forward = layout.effective_zero == 3
     for block in blocks:

@@ -263,7 +263,7 @@ def rank_rows(num_rows: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Parameter counts of a process's part of the model, after tensor parallelism and before ZeRO, without routed experts.
+    """Parameter counts of a process's part of the model, after tensor parallelism and before ZeRO.
 
     Attributes:
         block: Parameters of one block.
@@ -293,6 +293,5 @@ class PartParameters:
             positions = config.position_rows if config.positions == "learned" else 0
             root += (positions + config.token_types) * config.width
         if rank.has_head:
-            blocks = config.layers * config.block_parameters + config.expert_parameters
-            root += config.parameters - blocks - config.embedding_parameters
+            root += config.parameters - round(config.count_parameters()) - config.embedding_parameters
         return cls(config.block_parameters - sharded + sharded // tensor, root, rank.blocks)

@@ -34,6 +34,7 @@ def require_valid(
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
+        require_experts(config, layout)
     num_stages(config, layout, stages_without_blocks)
     require_micro_batches(layout, micro_batches)
 
@@ -120,6 +121,19 @@ def require_shards(config: ModelConfig, layout: Parallel) -> None:
         f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly with "
         f"parallel.tensor = {layout.tensor}; possible: {', '.join(map(str, numbers))}"
     )
+
+
+def require_experts(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError for a mixture of experts on axes that cannot divide it."""
+    if config.experts and layout.tensor > 1:
+        raise InputError(
+            f"parallel.tensor: {layout.tensor} processes cannot divide experts; use parallel.shard instead"
+        )
+    if config.experts and config.has_balance_loss and layout.context > 1:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot compute the balance loss of a sequence; "
+            'use model.balance = "bias", or parallel.shard instead'
+        )
 
 
 def require_length(num_ranks: int, length: int) -> None:

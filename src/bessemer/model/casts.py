@@ -72,6 +72,15 @@ def additions() -> Iterator[Additions]:
         _COLLECTED.reset(token)
 
 
+def defer(call: Callable[[], object]) -> None:
+    """Make a call after the backward pass, in the order of micro-batches, or at once without a context of `additions`."""
+    collected = _COLLECTED.get()
+    if collected is None:
+        call()
+    else:
+        collected.append(call)
+
+
 def are_collected(weight: Tensor) -> bool:
     """Return True if gradients of this weight may bypass autograd: it is, or views, one of the `keep_casts` parameters."""
     return bool(_owners) and weight.untyped_storage().data_ptr() in _owners

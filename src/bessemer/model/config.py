@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from bessemer.common.errors import InputError
 from bessemer.model.options import SCALINGS, ModelOptions, RotaryScaling
-from bessemer.model.sublayers import Parameter, Sublayer, attention_facts, feed_forward_facts, norm_facts
+from bessemer.model.sublayers import Parameter, Sublayer, attention_facts, feed_forward_facts, mixture_facts, norm_facts
 
 
 @dataclass(frozen=True)
@@ -33,37 +34,70 @@ class ModelConfig(ModelOptions):
         """Return a copy with the given options changed."""
         return replace(self, **changes)
 
+    def _attention(self) -> Sublayer:
+        return attention_facts(self)
+
+    @cached_property
+    def kinds(self) -> dict[bool, tuple[int, tuple[Sublayer, ...]]]:
+        """The number of blocks and their parts, by whether they have experts; blocks without experts come first."""
+        common, mixed = (norm_facts(self), self._attention()), self.mixture_layers
+        kinds = {False: (self.layers - mixed, feed_forward_facts), True: (mixed, mixture_facts)}
+        return {has: (count, (*common, facts(self))) for has, (count, facts) in kinds.items() if count}
+
     @cached_property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """The parts of a block: its norms, the attention and the feed-forward sublayer."""
-        return norm_facts(self), attention_facts(self), feed_forward_facts(self)
+        """The parts of the last block: its norms, the attention, and the MLP or mixture of experts."""
+        return self.kinds[self.mixture_layers > 0][1]
 
     @cached_property
     def block_table(self) -> dict[str, Parameter]:
-        """The parameters of a block by their names in it; without `first_norm` the first block has one norm less."""
-        return {parameter.name: parameter for part in self.sublayers for parameter in part.parameters}
+        """The parameters of a block by their names in it, those of all kinds of blocks."""
+        return {
+            parameter.name: parameter
+            for _, parts in self.kinds.values()
+            for part in parts
+            for parameter in part.parameters
+        }
 
     def parameter_facts(self, name: str) -> Parameter | None:
         """Return the facts of a parameter by its name in the model, or None if it is outside of the blocks."""
         return self.block_table[name.split(".", 2)[2]] if name.startswith("blocks.") else None
 
+    def count_parameters(self, counts: Callable[[Parameter], float | bool] = lambda parameter: True) -> float:
+        """Return the number of parameters of all blocks, each multiplied by `counts`.
+
+        Without `first_norm` the first block has one norm less.
+        """
+        return sum(
+            number * parameter.size * counts(parameter)
+            for number, parts in self.kinds.values() for part in parts for parameter in part.parameters
+        )  # fmt: skip
+
+    # Blocks may differ in a mixture of experts with dense layers. The following numbers are then the means over the blocks.
+
     @cached_property
     def block_matrix_parameters(self) -> int:
         """Number of parameters of one block that are in matrices."""
-        return sum(parameter.size for parameter in self.block_table.values() if parameter.is_matrix)
+        return round(self.count_parameters(lambda parameter: parameter.is_matrix) / self.layers)
 
-    @property
+    @cached_property
     def block_active_parameters(self) -> int:
-        """Number of matrix parameters of one block that each token uses: all, except in a mixture of experts.
+        """Number of matrix parameters of one block that each token uses: all, except in a mixture of experts."""
+        return round(self.count_parameters(lambda one: one.is_matrix and self._share(one)) / self.layers)
 
-        A mixture of experts overrides it (`plan/mixture_of_experts.py`).
-        """
-        return self.block_matrix_parameters
+    @cached_property
+    def block_unrouted_parameters(self) -> int:
+        """Number of matrix parameters of one block outside of routed experts."""
+        return round(self.count_parameters(lambda one: one.is_matrix and not one.is_routed) / self.layers)
 
     @cached_property
     def block_parameters(self) -> int:
-        """Number of parameters of one block; without `first_norm` the first block has one norm less."""
-        return sum(parameter.size for parameter in self.block_table.values())
+        """Number of parameters of one block."""
+        return round(self.count_parameters() / self.layers)
+
+    def _share(self, parameter: Parameter) -> float:
+        """Return the share of a parameter's elements that a token uses."""
+        return self.experts_per_token / self.experts if parameter.is_routed else 1.0
 
     def score_flops(self, tokens_seen: float) -> float:
         """Return the attention FLOPs of a block per token that sees `tokens_seen` tokens, forward and backward.
@@ -75,8 +109,7 @@ class ModelConfig(ModelOptions):
     @cached_property
     def block_sharded_parameters(self) -> int:
         """Number of parameters of one block that a tensor group divides."""
-        vectors = (p.size for p in self.block_table.values() if p.tensor_dim is not None and not p.is_matrix)
-        return self.block_matrix_parameters + sum(vectors)
+        return round(self.count_parameters(lambda parameter: parameter.tensor_dim is not None) / self.layers)
 
     @property
     def embedding_parameters(self) -> int:
@@ -95,17 +128,17 @@ class ModelConfig(ModelOptions):
         """Number of parameters of the model; a tied matrix counts once."""
         norm = self.norm_parameters
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
-        return self.embedding_parameters + self.layers * self.block_parameters + norms + self._head_parameters
+        return self.embedding_parameters + round(self.count_parameters()) + norms + self._head_parameters
 
     @property
     def active_parameters(self) -> int:
         """Number of parameters that each token uses: all, except in a mixture of experts."""
-        return self.parameters
+        return self.parameters - round(self.count_parameters(lambda parameter: 1.0 - self._share(parameter)))
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """Number of parameters in routed experts; 0 except in a mixture of experts."""
-        return 0
+        return round(self.count_parameters(lambda parameter: parameter.is_routed))
 
     @property
     def classifier_parameters(self) -> int:

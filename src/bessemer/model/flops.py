@@ -68,7 +68,8 @@ def recomputed_flops_per_token(
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
     if mode == "none":
         return 0.0
-    last = 0 if config.recomputes_mlp_output or not stops_early else config.block_table["mlp.down.weight"].size
+    down = config.width * (config.expert_width if config.experts else config.mlp_width)
+    last = 0 if config.recomputes_mlp_output or not stops_early else down
     return matrices - 2.0 * recomputed_total * last + scores
 
 

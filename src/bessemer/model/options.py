@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
-from bessemer.recipe.model import Activation
+from bessemer.recipe.model import Activation, Balance
 
 SCALINGS = ("rope_scaling", "window_rope_scaling")
 
@@ -105,6 +105,7 @@ class ModelOptions:
         gated: True for act(gate) * up instead of act(up).
         rope_direction: 1 if positions rotate by positive angles, -1 by negative ones.
         scale_embedding: True if embeddings are multiplied by the square root of the width.
+        experts: Routed experts of a layer; 0 for one MLP in every layer.
         head_transform: True for a dense layer, an activation and a norm between the blocks and the output matrix.
         labels: Classes of a classifier, which replaces the output matrix; 0 for a language model.
         pooling: The token that a classifier reads, or the mean over all.
@@ -134,6 +135,18 @@ class ModelOptions:
     mlp_bias: bool = False
     gated: bool = True
     activation: Activation = "silu"
+    experts: int = 0
+    experts_per_token: int = 2
+    expert_width: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    router_normalised: bool = True
+    router_scale: float = 1.0
+    router_z_loss: float = 0.0
+    balance: Balance = "loss"
+    balance_loss: float = 0.01
+    balance_rate: float = 0.001
     positions: Literal["rotary", "learned"] = "rotary"
     position_padding: int | None = None
     rotary_fraction: float = 1.0
@@ -234,6 +247,21 @@ class ModelOptions:
         """Return a key of the rotations at a sequence length; equal keys mean equal rotations (`RotaryScaling.regime`)."""
         scalings = (self.rope_scaling, self.window_rope_scaling)
         return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
+
+    @property
+    def mixture_layers(self) -> int:
+        """Number of layers with experts, which follow the dense ones."""
+        return max(self.layers - self.dense_layers, 0) if self.experts else 0
+
+    @property
+    def has_balance_bias(self) -> bool:
+        """True if routers choose experts with a bias per expert."""
+        return self.balance in ("bias", "both")
+
+    @property
+    def has_balance_loss(self) -> bool:
+        """True if the balance of experts is a part of the loss."""
+        return self.balance in ("loss", "both")
 
     @property
     def position_rows(self) -> int:

@@ -29,6 +29,7 @@ from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import family_named
 from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
+from bessemer.recipe.model import BALANCE
 from bessemer.recipe.train import Train
 from bessemer.recipe.uses import digest_of
 from bessemer.storage import hub
@@ -42,6 +43,7 @@ MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 # The time of validations as a share of that of the steps, and of a forward pass as a share of that of a step.
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3
 VALIDATION_TOKENS = 2_000_000
+EXPERT_UNIT = 32
 CHECKPOINT_SECONDS = 30  # minimum seconds between the checkpoints of a run with train.minutes
 SAVING_SHARE = 0.02  # approximate share of train.minutes that saving checkpoints takes
 
@@ -171,7 +173,19 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     heads = model.heads or max(width // head_dim, 1)
     hidden = model.mlp_width or default_mlp_width(width, family_named(model.family).options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
-    return as_resolved(model.changed(**sizes, head_dim=head_dim, mlp_width=hidden), ResolvedModel)
+    sizes |= {"head_dim": head_dim, "mlp_width": hidden}
+    if model.experts:
+        sizes["expert_width"] = model.expert_width or expert_width(model, hidden)
+    return as_resolved(model.changed(**sizes), ResolvedModel)
+
+
+def expert_width(model: Model, hidden: int) -> int:
+    """Return the default hidden width of an expert: all experts of a token are as wide as an MLP of `hidden` units.
+
+    It is rounded to a multiple of 32 for the hardware's tiles.
+    """
+    active = (model.experts_per_token or ModelConfig.experts_per_token) + (model.shared_experts or 0)
+    return max(round(hidden / active / EXPERT_UNIT), 1) * EXPERT_UNIT
 
 
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
@@ -180,7 +194,9 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     imported, requested = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     imported["vocabulary"] = max(imported["vocabulary"], ids)
     for key, value in imported.items():
-        if key in model.model_fields_set and key in requested and requested[key] != value:
+        if key in BALANCE and key in model.model_fields_set:
+            imported[key] = requested[key]
+        elif key in model.model_fields_set and key in requested and requested[key] != value:
             raise InputError(f"model.{key}: {requested[key]} differs from {value} in {folder}; remove the key")
     read = Model.model_validate({key: value for key, value in imported.items() if value is not None})
     return as_resolved(model.changed(**{key: getattr(read, key) for key in imported}), ResolvedModel)

@@ -16,15 +16,18 @@ from typing import Any, Literal
 from bessemer.model.element_bytes import FP32
 from bessemer.model.options import ModelOptions
 
+ROUTED = "mlp.experts."  # prefix of the parameters of routed experts in a block
 Access = Literal["partial", "slice", "deferred"]
 """How a rank of a tensor group reads a parameter that is not sharded: "partial" reads the full parameter and "slice" the rank's
 rows of it, both with a partial gradient; "deferred" does not read it, because it is added after the reduction."""
 
 # The index of each matrix in a joint parameter, and in its bias, by the names of families.toml:
-# `qkv` is (G, R + 2, K, D), `gate_up` is (2, F, D).
+# `qkv` is (G, R + 2, K, D), `gate_up` is (2, F, D), and that of E experts (E, 2, F, D).
 JOINT: dict[str, dict[str, Any]] = {
     "attention.qkv": {"q": (slice(None), slice(-2)), "k": (slice(None), -2), "v": (slice(None), -1)},
     "mlp.gate_up": {"gate": 0, "up": 1},
+    "mlp.shared.gate_up": {"gate": 0, "up": 1},
+    "mlp.experts.gate_up": {"gate": (slice(None), 0), "up": (slice(None), 1)},
 }
 
 
@@ -55,6 +58,11 @@ class Parameter:
     def is_matrix(self) -> bool:
         """True for weights that multiply activations, with the input in the last dimension."""
         return len(self.shape) > 1 and not self.name.endswith("bias")
+
+    @property
+    def is_routed(self) -> bool:
+        """True for the weights of routed experts, of which a token uses some. Their first dimension is the expert."""
+        return self.name.startswith(ROUTED)
 
 
 @dataclass(frozen=True)
@@ -151,16 +159,19 @@ def attention_facts(options: ModelOptions) -> Sublayer:
     )
 
 
-def feed_forward_facts(options: ModelOptions) -> Sublayer:
-    """Return the facts of the feed-forward sublayer, gated or not, which tensor parallelism shards by hidden units."""
-    width, hidden, is_gated, has_bias = options.width, options.mlp_width, options.gated, options.mlp_bias
+def feed_forward_facts(options: ModelOptions, path: str = "mlp", units: int | None = None) -> Sublayer:
+    """Return the facts of the feed-forward sublayer, gated or not, which tensor parallelism shards by hidden units.
+
+    `path` is its name in the block, and `units` its hidden width if that is not `mlp_width`.
+    """
+    width, hidden, is_gated, has_bias = options.width, units or options.mlp_width, options.gated, options.mlp_bias
     if is_gated:
-        up = Parameter("mlp.gate_up", (2, hidden, width), 1)
-        bias = Parameter("mlp.gate_up_bias", (2, hidden), 1, initial=0.0)
+        up = Parameter(f"{path}.gate_up", (2, hidden, width), 1)
+        bias = Parameter(f"{path}.gate_up_bias", (2, hidden), 1, initial=0.0)
     else:
-        up = Parameter("mlp.up.weight", (hidden, width), 0)
+        up = Parameter(f"{path}.up.weight", (hidden, width), 0)
         # This vector is replicated, because FSDP would have no other dimension to shard.
-        bias = Parameter("mlp.up.bias", (hidden,), access="slice", initial=0.0)
+        bias = Parameter(f"{path}.up.bias", (hidden,), access="slice", initial=0.0)
     # Gated: gate, up, the activation's output and the product. Otherwise: the activation's input and output; ReLU saves only the
     # output.
     activation = options.activation
@@ -171,8 +182,8 @@ def feed_forward_facts(options: ModelOptions) -> Sublayer:
         (
             up,
             *[bias] * has_bias,
-            Parameter("mlp.down.weight", (width, hidden), 1, initial=options.output_start),
-            *[Parameter("mlp.down.bias", (width,), access="deferred", initial=0.0)] * has_bias,
+            Parameter(f"{path}.down.weight", (width, hidden), 1, initial=options.output_start),
+            *[Parameter(f"{path}.down.bias", (width,), access="deferred", initial=0.0)] * has_bias,
         ),
         output="down",
         tensor_units={"model.mlp_width": hidden},
@@ -182,4 +193,32 @@ def feed_forward_facts(options: ModelOptions) -> Sublayer:
         selective_elements=hidden * (1 + is_gated) + width * options.recomputes_mlp_output,
         # Gradients of gate, up and their product, or of the activation's input and output.
         gradient_elements=(3 if is_gated else 2) * hidden,
+    )
+
+
+def mixture_facts(options: ModelOptions) -> Sublayer:
+    """Return the facts of a mixture of experts, which are those of its router, routed experts and shared experts."""
+    width, experts, each, active = options.width, options.experts, options.expert_width, options.experts_per_token
+    # The experts of a token together save and compute what an MLP with as many hidden units does.
+    routed = feed_forward_facts(options, "mlp.experts", active * each)
+    parts = [routed]
+    if options.shared_experts:
+        parts.append(feed_forward_facts(options, "mlp.shared", options.shared_experts * each))
+    copied = 2 * active * width  # the tokens in the order of experts, and the results of the experts
+    weighted = active * each  # hidden units before they are multiplied by the router's weights
+    chosen = 2 * experts + 4 * active  # scores of the router, weights, and order of the tokens
+    return Sublayer(
+        (
+            Parameter("mlp.router.weight", (experts, width)),
+            *[Parameter("mlp.router.bias", (experts,), initial=0.0)] * options.has_balance_bias,
+            Parameter("mlp.experts.gate_up", (experts, 2, each, width)),
+            Parameter("mlp.experts.down", (experts, width, each), initial=options.output_start),
+            *(parameter for shared in parts[1:] for parameter in shared.parameters),
+        ),
+        output="down",
+        tensor_units={"model.expert_width": each},
+        saved_elements=sum(part.saved_elements for part in parts) + copied + weighted + chosen,
+        eager_bytes=sum(part.eager_bytes for part in parts) + 2.0 * (copied + weighted) + FP32 * (width + chosen),
+        selective_elements=sum(part.selective_elements for part in parts) + experts + active * width,
+        gradient_elements=max(part.gradient_elements for part in parts) + active * width,
     )

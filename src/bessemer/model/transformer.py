@@ -27,6 +27,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.feed_forward import FeedForward
 from bessemer.model.layers import ClassificationHead, LanguageHead, LinearFunction, norm, rotary_cos_sin
+from bessemer.model.mixture_of_experts import MixtureOfExperts
 
 
 class Block(nn.Module):
@@ -42,7 +43,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config) if has_norm else nn.Identity()
         self.attention = Attention(config)
         self.mlp_norm = norm(config)
-        self.mlp = FeedForward(config)
+        self.mlp = MixtureOfExperts(config) if layer >= config.layers - config.mixture_layers else FeedForward(config)
         self.norm_position, self.inner_dropout = config.norm_position, config.inner_dropout
         if config.norm_position == "both":
             self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
@@ -137,7 +138,9 @@ class Transformer(nn.Module):
     def use_linear(self, function: LinearFunction) -> None:
         """Set the function that computes the blocks' matmuls with weights, instead of F.linear."""
         for block in filter(None, self.blocks):
-            block.attention.project = block.mlp.project = function  # type: ignore[union-attr]
+            for module in block.modules():
+                if hasattr(module, "project"):
+                    module.project = function
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None) -> Tensor:
         """Return the logits of every position, (B, T, V), for evaluation of short texts."""

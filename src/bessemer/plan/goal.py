@@ -19,7 +19,6 @@ from bessemer.plan.devices import PRECISIONS
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import TRAIN, ClusterSpec, Job, Layout, Precision, Recompute
-from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.plan.scaling_laws import critical_batches
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
@@ -68,7 +67,7 @@ def goal_of(
     if device is None:
         raise InputError("cluster.device: not set; set a device such as H100 (`bessemer plan --devices` lists devices)")
     has_batch = recipe.train.global_batch_tokens is not None
-    if isinstance(model, MixtureConfig):
+    if model is not None and model.experts:
         recipe = _of_mixture(recipe, model)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     config = model or model_config(resolved, vocabulary, labels)
@@ -93,7 +92,7 @@ def goal_of(
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
-    if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
+    if config.experts and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework)
@@ -127,7 +126,7 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     return tokens
 
 
-def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
+def _of_mixture(recipe: Recipe, model: ModelConfig) -> Recipe:
     """Set default tokens and batch of a mixture of experts from its active parameters.
 
     No scaling law used here was fitted to mixtures of experts.
@@ -148,7 +147,7 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
     Adds a note when it switches. Raises InputError if the recipe sets `cluster.framework = bessemer` explicitly.
     """
     name, other, what = recipe.cluster.framework, device.framework, f"on {device.name}"
-    if isinstance(model, MixtureConfig):
+    if model.experts:
         other, what = "megatron-core", "mixtures of experts"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:

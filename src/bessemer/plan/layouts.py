@@ -17,7 +17,6 @@ from bessemer.distributed.validity import divides_evenly, indivisible_by_tensor,
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.goal import divisors
-from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 
@@ -121,9 +120,7 @@ def _shards(job: Job, data: int, tensor: int, inner: int, fixed: frozenset[str],
 
 def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
     """Return the numbers of ranks of a pipeline stage over which a mixture's experts can be divided."""
-    if not isinstance(model, MixtureConfig):
-        return [1]
-    return [each for each in divisors(model.num_experts) if ranks % each == 0]
+    return [each for each in divisors(max(model.experts, 1)) if ranks % each == 0]
 
 
 def _stages_each(blocks: int, pipeline: int) -> list[int]:

@@ -24,7 +24,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.plan.devices import NEAR
-from bessemer.plan.mixture_of_experts import LatentAttention, MixtureConfig
+from bessemer.plan.latent_attention import LatentAttention, PlannedConfig
 
 DIMENSIONS = "its dimensions, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
 ASPECT, LARGE_ASPECT = 64, 112
@@ -75,7 +75,7 @@ class Shape:
 def shapes() -> dict[str, Shape]:
     """Load all published shapes, by name."""
     table: dict[str, Shape] = {}
-    for file, kind in (("shapes.toml", ModelConfig), ("mixtures.toml", MixtureConfig)):
+    for file, kind in (("shapes.toml", ModelConfig), ("mixtures.toml", PlannedConfig)):
         text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
         for group in tomllib.loads(text)["group"]:
             options: dict[str, Any] = {**FAMILIES[group.pop("like")].options, **group}

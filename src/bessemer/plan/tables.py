@@ -12,8 +12,8 @@ from bessemer.plan import run_cost, scaling_laws, shapes
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
+from bessemer.plan.latent_attention import latent_of
 from bessemer.plan.layouts import describe_fixed
-from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.plan.plan_result import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.run_cost import dollars
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
@@ -120,7 +120,7 @@ def _by_laws(plan: PlanResult) -> dict[str, str]:
     by_laws = scaling_laws.compare(parameters, plan.goal.tokens)
     optimal = by_laws["optimal_tokens_by_law"].values()
     critical, rates = batch["critical"].values(), batch["learning_rates"].values()
-    each = "an active parameter" if isinstance(plan.job.model, MixtureConfig) else "a parameter"
+    each = "an active parameter" if plan.job.model.experts else "a parameter"
     return {
         "scaling": f"{plan.goal.tokens / parameters:,.3g} tokens {each}, {amount(by_laws['ratio'])}x the compute-optimal; the "
         f"laws ask for {amount(min(optimal))} to {amount(max(optimal))} tokens",
@@ -153,19 +153,20 @@ def model_line(config: ModelConfig) -> str:
     """Describe a model's size and dimensions in one line."""
     hidden = f"hidden {config.mlp_width:,}"
     heads = f"{config.kv_heads} key/value"
-    if isinstance(config, MixtureConfig):
-        hidden = f"{config.num_experts} experts of {config.expert_width:,} ({config.active_experts} a token)"
-        heads = f"latents of {config.latent.kv_rank}" if config.latent else heads
+    if config.experts:
+        hidden = f"{config.experts} experts of {config.expert_width:,} ({config.experts_per_token} a token)"
+    if (latent := latent_of(config)) is not None:
+        heads = f"latents of {latent.kv_rank}"
     return (
         f"{_size(config, ' parameters')} ({amount(config.parameters - config.embedding_parameters)} without embeddings), "
-        f"{'a mixture of experts' if config.expert_parameters else 'dense'}: {counted(config.layers, 'layer')}, width "
+        f"{'a mixture of experts' if config.experts else 'dense'}: {counted(config.layers, 'layer')}, width "
         f"{config.width:,}, {counted(config.heads, 'head')} ({heads}), {hidden}, vocabulary {config.vocabulary:,}"
     )
 
 
 def _size(config: ModelConfig, noun: str = "") -> str:
     """Format the number of parameters, and of active ones for a mixture."""
-    active = f", {amount(config.active_parameters)} active" if config.expert_parameters else ""
+    active = f", {amount(config.active_parameters)} active" if config.experts else ""
     return f"{amount(config.parameters)}{noun}{active}"
 
 

@@ -70,8 +70,6 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
         key: The unknown key.
         known: The known keys.
     """
-    if "expert" in key:
-        return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
     if near := nearest(key, known):
         return f"; did you mean {near}?"
     table = max((f" {name}" for name in known if key.startswith(f"{name}.")), key=len, default="")

@@ -12,8 +12,9 @@ from bessemer.recipe.uses import names_extension
 
 FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
-    "bert", "roberta", "modernbert",
+    "bert", "roberta", "modernbert", "qwen3_moe", "olmoe", "mixtral",
 ]  # fmt: skip
+Balance = Literal["loss", "bias", "both", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ENCODERS = ("bert", "roberta", "modernbert")  # bidirectional attention; objective masked
 DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)
@@ -60,6 +61,12 @@ class RopeScaling(Section):
             yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor differ"
 
 
+# Keys of [model] about experts, which do nothing without them. A recipe may change the last ones of an imported model.
+BALANCE = ("router_z_loss", "balance", "balance_loss", "balance_rate")
+MIXTURE = (
+    "experts_per_token", "expert_width", "shared_experts", "dense_layers", "router", "router_normalised", "router_scale",
+    *BALANCE,
+)  # fmt: skip
 SIZES = ("depth", "layers", "width", "heads")  # keys of [model], any of which sets its size
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
@@ -100,6 +107,18 @@ class Model(Section):
     inverse_layer_scale: bool | None = None
     attention_soft_cap: float | None = Field(None, ge=0)
     logit_soft_cap: float | None = Field(None, ge=0)
+    experts: int | None = Field(None, ge=0)
+    experts_per_token: int | None = Field(None, gt=0)
+    expert_width: int | None = Field(None, ge=0)
+    shared_experts: int | None = Field(None, ge=0)
+    dense_layers: int | None = Field(None, ge=0)
+    router: Literal["softmax", "sigmoid"] | None = None
+    router_normalised: bool | None = None
+    router_scale: float | None = Field(None, gt=0, le=MOST)
+    router_z_loss: float | None = Field(None, ge=0, le=MOST)
+    balance: Balance | None = None
+    balance_loss: float | None = Field(None, ge=0, le=MOST)
+    balance_rate: float | None = Field(None, ge=0, le=MOST)
     rope_theta: float | None = Field(None, ge=2, le=MOST**2)
     window_rope_theta: float | None = Field(None, ge=2, le=MOST**2)
     rope_scaling: RopeScaling | None = None
@@ -135,6 +154,22 @@ class Model(Section):
             yield f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}"
         if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
             yield f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
+        yield from self._mixture_complaints()
         for key in ("global_every", "global_layers"):
             if getattr(self, key) and self.window == 0:
                 yield f"{key} = {getattr(self, key)} has no meaning without a window; give window as well"
+
+    def _mixture_complaints(self) -> Iterator[str]:
+        experts, active, layers = self.experts, self.experts_per_token, self.layers or self.depth
+        if not experts:
+            if self.from_ is None and (key := next((key for key in MIXTURE if getattr(self, key)), None)):
+                yield f"{key} = {getattr(self, key)} has no effect without experts; set experts, or remove the key"
+            return
+        if active is not None and active > experts:
+            yield f"experts_per_token = {active} exceeds experts = {experts}; choose at most {experts}"
+        if layers is not None and self.dense_layers is not None and self.dense_layers >= layers:
+            yield f"dense_layers = {self.dense_layers} leaves no layer with experts; choose at most {layers - 1}"
+        if self.mlp_width is not None and not self.dense_layers and not self.expert_width:
+            yield f"mlp_width = {self.mlp_width} is that of dense_layers, and there are none; use expert_width"
+        if self.mlp_bias:
+            yield "mlp_bias is not supported with experts; remove it"

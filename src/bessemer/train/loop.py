@@ -222,6 +222,8 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     }
     if not training.recipe.train.objective_rule.is_built_in:
         numbers["objective_loss"] = stats.objective_loss
+    if training.trainer.model.config.experts:
+        numbers["auxiliary_loss"] = stats.objective_loss - stats.loss
     if training.recipe.tokens.gate:
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:

@@ -28,7 +28,7 @@ from bessemer.train.engine import concurrent_micro_batches
 from bessemer.train.loss import chunked_cross_entropy
 
 aten = torch.ops.aten
-MATMULS = {aten.mm.default, aten.addmm.default, aten._scaled_mm.default}
+MATMULS = {aten.mm.default, aten.addmm.default, aten._scaled_mm.default, aten._grouped_mm.default}
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -129,11 +129,12 @@ def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
     The first blocks are chosen because the backward pass frees the others' activations before it recomputes these.
     """
     keeps_last = model.config.recomputes_mlp_output
-    # A joint parameter counts as one matmul.
-    matmuls = sum(parameter.is_matrix for parameter in model.config.block_table.values())
-    contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
+    # A joint parameter counts as one matmul, and so do the experts of a layer.
     held = [block for block in model.blocks if block is not None]  # None is a block of another pipeline stage
     for block in held[:blocks]:
+        facts = [*block.attention.facts.parameters, *block.mlp.facts.parameters]
+        matmuls = sum(parameter.is_matrix for parameter in facts)
+        contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
 
 

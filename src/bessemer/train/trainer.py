@@ -19,6 +19,7 @@ from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.distributed.sharded_tensors import clip_gradients, local, sum_of_squares
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.detection import SpikeLimits
+from bessemer.model import mixture_of_experts as experts
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe
@@ -171,10 +172,13 @@ class Trainer:
         scale = LossScale().to_tensor(device) if scale is None else scale
         factor = scale[0].float() if self.device.precision.scaled else torch.ones((), device=device)
         self._zero_gradients()
+        experts.start_step(self.model, factor / num_targets)
         losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
         if self.device.precision.scaled and (gradients := [local(gradient) for gradient in self._gradients()]):
             torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, for a power of two
-        norm, sums = self._sums(batch, losses)
+        norm, sums, load = self._sums(batch, losses)
+        experts.set_load(self.model, load)
+        sums[1] += load[:, -1].sum()
         loss, objective = sums[:2] / num_targets
         overflow = torch.zeros_like(loss)
         if self.device.precision.scaled:
@@ -190,10 +194,11 @@ class Trainer:
             counts[-1] = sum(segment.tokens for segment in batch.ignored)
         return self.mesh.sum_on_device(self.device.send(counts))
 
-    def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor]:
-        """Return the global gradient norm, and a vector of sums over all processes, (4 + sources,).
+    def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the global gradient norm, a vector of sums over all processes, (4 + sources,), and the load of experts.
 
-        The sums are of nats, of the minimised loss, of correct and of all scored predictions, and of nats by source.
+        The sums are of nats, of the minimised loss, of correct and of all scored predictions, and of nats by source. The load
+        has a row for each layer with experts: the tokens of each expert, and last the sum of the auxiliary loss.
         """
         device, is_loss_rank = self.device.torch_device, float(self.mesh.is_loss_rank)
         none = torch.zeros(0, dtype=torch.float64, device=device)
@@ -205,6 +210,8 @@ class Trainer:
         totals = torch.cat([none, *(loss.total.double()[None] for loss in losses)])
         scored = torch.stack([correct_B.sum(), torch.full_like(nats_B.sum(), len(correct_B))])
         sums = is_loss_rank * torch.cat([nats_B.sum()[None], totals.sum()[None], scored, nats])
+        load = experts.read_load(self.model, device)
+        sums = torch.cat([sums, load.flatten()])
         if self.mesh.is_single:
             norm = nn.utils.get_total_norm(self._gradients()).double()
         else:
@@ -212,7 +219,8 @@ class Trainer:
             square = sum_of_squares(pairs, self.mesh).to(device)  # for this process's part of the gradient
             sums = self.mesh.sum_on_device(torch.cat([square[None], sums]))
             norm, sums = sums[0].sqrt(), sums[1:]
-        return norm, sums
+        sums, load_N = sums.split([len(sums) - load.numel(), load.numel()])
+        return norm, sums, load_N.view(load.shape)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -245,6 +253,7 @@ class Trainer:
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         skip = torch.zeros_like(grad_norm, dtype=torch.float32) if skip is None else skip
         self.optimizer.step(skip, step)
+        experts.update_biases(self.model, skip)
         self._zero_gradients()  # to free memory for a validation or a save
         if self.average is not None:
             self.average.update(step, skip)

@@ -27,13 +27,14 @@ from bessemer.model.huggingface.families import (
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.model.options import SCALINGS
 from bessemer.recipe import Dropout, Model, Recipe
-from bessemer.recipe.model import Activation
+from bessemer.recipe.model import MIXTURE, Activation
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer.files import read_table
 
 # Options that belong to no family: a family accepts any value of them, or reports an obstacle.
 FREE_OPTIONS = {
     "vocabulary", "layers", "width", "heads", "mlp_width", "sequence_length", "max_positions", "norm_eps", "tie_embeddings",
+    "experts_per_token", "expert_width", "router_z_loss", "balance_loss", "balance_rate",
     "rope_theta", "rope_scaling", "global_every", "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
 LEFT_OVER = "remove it if it has no effect"
@@ -183,7 +184,8 @@ def recipe_keys(folder: Path) -> Values:
 
 
 def _model_keys(config: ModelConfig) -> Values:
-    values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields}
+    unused = () if config.experts else MIXTURE
+    values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields and key not in unused}
     for key in SCALINGS:
         if values[key]:  # TOML has no null
             values[key] = {name: value for name, value in values[key].items() if value is not None}

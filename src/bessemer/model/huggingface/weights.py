@@ -111,19 +111,22 @@ def hub_tensors(
             for ours, theirs in names.layer_tensors.items()
         ]
     for theirs, ours, transposed in pairs:
-        for name, path, indices in _tensors_of_module(theirs, ours):
+        for name, path, indices in _tensors_of_module(theirs, ours, model.config.experts):
             if path in parameters:
                 whole, is_bias = (read_joint if indices else read)(path), name.endswith("bias")
                 parts = tuple(whole[index] for index in indices) or (whole,)
                 yield HubTensor(name, path, parts, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
 
 
-def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any, ...]]]:
+def _tensors_of_module(theirs: str, ours: str, experts: int) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return the name in `transformers`, our parameter's path and the indices into it, for a module's weight and bias.
 
     No indices mean the full parameter.
     """
     path, _, part = ours.partition(":")
+    if "{}" in theirs:  # a matrix of each expert
+        inside = JOINT[path.split(".", 2)[-1]][part][1:] if part else ()
+        return [(f"{theirs.format(expert)}.weight", path, ((expert, *inside),)) for expert in range(experts)]
     if path.endswith((".weight", ".bias")):
         return [(theirs, path, ())]
     if (joint := JOINT.get(path.split(".", 2)[-1])) is not None:

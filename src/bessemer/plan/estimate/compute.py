@@ -18,7 +18,6 @@ from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Physics
-from bessemer.plan.mixture_of_experts import MixtureConfig
 
 # Tiles of a matmul in cuBLAS and CUTLASS (rows, columns), and the inner loop's rate relative to the best tile. A tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
@@ -157,8 +156,7 @@ def block(job: Job, physics: Physics) -> BlockWork:
         kept += MERGE * layout.context * tokens * experts.heads_of_rank(model, tensor)[0] * model.head_dim
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = framework.kernels + (2 if tensor > 1 else 0)
-    if isinstance(model, MixtureConfig):
-        kernels += round(model.mixture_share * framework.expert_kernels)
+    kernels += round(experts.mixture_share(model) * framework.expert_kernels)
     cast = cast_bytes(tokens, shapes, model.width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return BlockWork(

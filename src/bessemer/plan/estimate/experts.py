@@ -15,7 +15,27 @@ from math import ceil, gcd
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Layout, Physics
-from bessemer.plan.mixture_of_experts import MixtureConfig, by_kind
+from bessemer.plan.latent_attention import PlannedConfig, latent_of
+
+
+def mixture_share(model: ModelConfig) -> float:
+    """Return the share of the layers that have experts."""
+    return model.mixture_layers / model.layers
+
+
+@lru_cache(maxsize=256)
+def kinds(model: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
+    """Return a model of only the dense layers and one of only the mixture layers; equal if layers do not differ."""
+    if not model.experts or not model.dense_layers:
+        return model, model
+    return model.with_changes(dense_layers=model.layers), model.with_changes(dense_layers=0)
+
+
+def by_kind(model: ModelConfig, blocks: int, is_first: bool) -> tuple[tuple[ModelConfig, int], ...]:
+    """Return the blocks of a pipeline rank as (model, count) by kind of layer; the first rank has the dense layers."""
+    dense, mixed = kinds(model)
+    first = min(model.dense_layers, blocks) if is_first else 0
+    return tuple((kind, count) for kind, count in ((dense, first), (mixed, blocks - first)) if count)
 
 
 @dataclass(frozen=True)
@@ -54,19 +74,20 @@ def block_matmuls(
     """
     mlp, width, gates = max(model.mlp_width // tensor, 1), model.width, 2 if model.gated else 1
     matmuls = _attention(model, tensor, tokens, split)
-    if dense := 1 - (model.mixture_share if isinstance(model, MixtureConfig) else 0.0):
+    share = mixture_share(model)
+    if dense := 1 - share:
         matmuls += [BlockMatmul(tokens, width, mlp * gates, share=dense), BlockMatmul(tokens, mlp, width, share=dense)]
-    if not isinstance(model, MixtureConfig):
+    if not model.experts:
         return matmuls
-    share, local, each = model.mixture_share, model.num_experts // expert, model.expert_width
+    local, each = model.experts // expert, model.expert_width
     # On average, a rank receives as many tokens as it sends. Those of each expert are padded to a multiple of 8.
-    rows = 8 * ceil(tokens / split * model.active_experts * imbalance / local / 8)
+    rows = 8 * ceil(tokens / split * model.experts_per_token * imbalance / local / 8)
     matmuls += [
-        BlockMatmul(tokens // split, width, model.num_experts, share=share),
+        BlockMatmul(tokens // split, width, model.experts, share=share),
         BlockMatmul(rows, width, each * gates, local, share, is_grouped=True),
         BlockMatmul(rows, each, width, local, share, is_grouped=True),
     ]
-    if shared := model.shared_width // tensor:
+    if shared := model.shared_experts * each // tensor:
         matmuls.append(BlockMatmul(tokens, width, shared * gates, share=share))
         matmuls.append(BlockMatmul(tokens, shared, width, share=share))
     return matmuls
@@ -80,10 +101,10 @@ def heads_of_rank(model: ModelConfig, tensor: int) -> tuple[int, int]:
 def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list[BlockMatmul]:
     """Return attention's projections. Projections to latents run on every tensor rank, for its own tokens."""
     width, (heads, kv_heads) = model.width, heads_of_rank(model, tensor)
-    if not isinstance(model, MixtureConfig) or model.latent is None:
+    if (latent := latent_of(model)) is None:
         wide = heads * model.head_dim
         return [BlockMatmul(tokens, width, wide + 2 * kv_heads * model.head_dim), BlockMatmul(tokens, wide, width)]
-    latent, own = model.latent, tokens // split
+    own = tokens // split
     matmuls = [BlockMatmul(own, width, latent.kv_rank + latent.rotated)]
     if latent.query_rank:
         matmuls.append(BlockMatmul(own, width, latent.query_rank))
@@ -102,14 +123,15 @@ def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, f
     elements that dispatch and return of experts copy.
     """
     heads, kv_heads = heads_of_rank(model, tensor)
-    if not isinstance(model, MixtureConfig):
+    if not model.experts:
         return (heads + 2 * kv_heads) * model.head_dim, max(model.mlp_width // tensor, 1), 0.0
-    value = model.latent.value if model.latent else model.head_dim
-    routed = model.active_experts / split
-    hidden = (1 - model.mixture_share) * model.mlp_width / tensor
-    hidden += model.mixture_share * (model.shared_width / tensor + routed * model.expert_width)
+    latent, share = latent_of(model), mixture_share(model)
+    value = latent.value if latent else model.head_dim
+    routed = model.experts_per_token / split
+    hidden = (1 - share) * model.mlp_width / tensor
+    hidden += share * (model.shared_experts * model.expert_width / tensor + routed * model.expert_width)
     projected = heads * model.head_dim + kv_heads * (model.head_dim + value)
-    return projected, hidden, model.mixture_share * routed * model.width
+    return projected, hidden, share * routed * model.width
 
 
 # Times that each copy of a token is moved: written in expert order and read back, before and after the exchange.
@@ -134,20 +156,21 @@ def exchange(
         framework: Profile of the training program.
         how: Efficiencies of the links.
     """
-    if expert == 1 or not isinstance(model, MixtureConfig):
+    if expert == 1 or not model.experts:
         return 0.0
     local = gcd(expert, cluster.near)
     nodes = expert / local
-    copies = tokens * width * model.width * model.active_experts
+    copies = tokens * width * model.width * model.experts_per_token
     outside = copies * (1 - 1 / nodes)
     if framework.dispatch == "node":
-        met = min(model.node_limit or nodes, nodes * (1 - (1 - 1 / nodes) ** model.active_experts), nodes)
+        limit = model.node_limit if isinstance(model, PlannedConfig) else 0
+        met = min(limit or nodes, nodes * (1 - (1 - 1 / nodes) ** model.experts_per_token), nodes)
         outside = tokens * width * model.width * met * (1 - 1 / nodes)
     inside = copies * (1 - 1 / local) * (1.0 if framework.dispatch == "node" else 1 / nodes)
     seconds = inside / (cluster.intra_rate(local) * how.intra)
     if nodes > 1:
         seconds = max(seconds, outside / (cluster.inter_bandwidth * how.inter)) + how.far
-    return model.mixture_share * (seconds + how.call + how.near)
+    return mixture_share(model) * (seconds + how.call + how.near)
 
 
 def ranks(layout: Layout) -> int:
@@ -166,14 +189,14 @@ def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
 
 def refuse(model: ModelConfig, layout: Layout, framework: Framework) -> str | None:
     """Return the reason why experts cannot be placed in a layout, or None."""
-    if not isinstance(model, MixtureConfig):
+    if not model.experts:
         return None if layout.expert == 1 else f"expert = {layout.expert}, but the model has no experts"
     if framework.fully_sharded:
         return f"framework {framework.name}: mixtures of experts are planned of programs with whole weights, as megatron-core"
     if layout.zero > 1:
         return "zero: mixtures of experts are planned with 0 or 1"
-    if model.num_experts % layout.expert:
-        return f"expert = {layout.expert} does not divide {model.num_experts} experts"
+    if model.experts % layout.expert:
+        return f"expert = {layout.expert} does not divide {model.experts} experts"
     if layout.world // layout.pipeline % layout.expert:
         return f"expert = {layout.expert} does not divide tensor x context x shard = {layout.world // layout.pipeline}"
     return None

@@ -16,10 +16,10 @@ from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
+from bessemer.plan.estimate.experts import by_kind, kinds
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute, parallel
 from bessemer.plan.estimate.memory_parts import Split, block_activation_bytes, state
-from bessemer.plan.mixture_of_experts import by_kind, kinds
 from bessemer.recipe import ResolvedTrain, Train
 from bessemer.recipe.parallel import SCHEDULES
 

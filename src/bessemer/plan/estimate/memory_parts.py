@@ -21,7 +21,7 @@ from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute
-from bessemer.plan.mixture_of_experts import MixtureConfig, by_kind
+from bessemer.plan.latent_attention import latent_of
 from bessemer.recipe.parallel import SCHEDULES
 
 
@@ -65,15 +65,15 @@ def activation_bytes_without_recompute(
         "masks": 2 * stream / width if framework.dropout else 0.0,
         "gathered": gathers * 2.0 * width * config.width,
     }
-    if isinstance(config, MixtureConfig):
+    if config.experts:
         # Saved: the router's probabilities, the experts' input in expert order, and their results.
-        routed = config.mixture_share * config.num_experts * FP32 / (split.tensor if split.sequence else 1)
+        routed = experts.mixture_share(config) * config.experts * FP32 / (split.tensor if split.sequence else 1)
         kinds["mlp"] = read + width * (units * results + copied) + routed
-        if config.latent is not None:
+        if (latent := latent_of(config)) is not None:
             # Latents, before and after their norms.
-            ranks = 2 * (config.latent.query_rank + config.latent.kv_rank) + config.latent.rotated
+            ranks = 2 * (latent.query_rank + latent.kv_rank) + latent.rotated
             low = ranks / (split.tensor if split.sequence else 1)
-            kinds["attention"] = read + width * (projected + low) + inside * config.heads * config.latent.value
+            kinds["attention"] = read + width * (projected + low) + inside * config.heads * latent.value
     if config.qk_norm != "none":
         kinds["attention"] += inside * (heads + both // 2)
     return kinds
@@ -148,9 +148,9 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
-    if isinstance(config, MixtureConfig):
+    if config.experts:
         share = split.tensor if split.sequence else 1
-        routed = config.active_experts * (3 * config.expert_width + 2 * config.width) * width / share
+        routed = config.experts_per_token * (3 * config.expert_width + 2 * config.width) * width / share
         hidden = max(hidden if config.dense_layers else 0.0, routed)
     is_written = framework.attention != "flash"
     written = 2 * width * config.sequence_length * config.heads / split.tensor if is_written else 0.0
@@ -189,7 +189,7 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
 def state(job: Job, rank: PipelineRank) -> StateBytes:
     """Return the bytes of model state on a pipeline rank at the peak of a step."""
     framework, layout = job.framework, job.layout
-    blocks = by_kind(job.model, rank.blocks, rank.has_embedding)
+    blocks = experts.by_kind(job.model, rank.blocks, rank.has_embedding)
     kinds = [(PartParameters.count(kind, rank, layout.tensor), count) for kind, count in blocks]
     own = kinds[-1][0] if kinds else PartParameters.count(job.model, rank, layout.tensor)
     n = job.layout.state_shards
@@ -198,7 +198,7 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     if framework.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, width)
     framework = _wide(framework) if width == FP32 else framework
-    everything = own.root + sum(count * part.block for part, count in kinds)
+    everything = own.root + sum(count * part.block for part, count in kinds) - layout.expert * placed
     buffers = framework.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
     buffers += framework.fresh_bytes * fresh + framework.copy_bytes * everything * (layout.data > 1)
@@ -225,8 +225,12 @@ def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
     Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since 2.3). Autograd receives it when
     the real gradient is added to the fp32 buffer.
     """
-    if isinstance(config, MixtureConfig):
-        return (config.attention_parameters / tensor + config.one_expert) * (rank.blocks > 0)
+    if config.experts:
+        routed, attention = (
+            config.expert_parameters / config.mixture_layers / config.experts,
+            config.sublayers[1].parameters,
+        )
+        return (sum(part.size for part in attention if part.is_matrix) / tensor + routed) * (rank.blocks > 0)
     return config.block_matrix_parameters / tensor * (rank.blocks > 0)
 
 

@@ -136,7 +136,7 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
     model, layout, framework, device = job.model, job.layout, job.framework, job.cluster.device
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
     recomputes_all = layout.recompute == "full"
-    added = framework.accumulate * model.block_matrix_parameters / layout.tensor / (device.bandwidth * how.bandwidth)
+    added = framework.accumulate * model.block_unrouted_parameters / layout.tensor / (device.bandwidth * how.bandwidth)
     tensor = _tensor(job, how)
     forward = block.forward + WorkSeconds(elementwise=tensor.copied[0])
     backward = block.backward + _again(job, block) + WorkSeconds(elementwise=added)
@@ -277,7 +277,7 @@ def _shard(job: Job, how: Physics) -> tuple[float, float]:
     if layout.zero < 2 or layout.shard == 1:
         return 0.0, 0.0
     spread = collectives.of(job.cluster, layout.state_shards, layout.tensor, how)
-    weights = model.block_matrix_parameters / layout.tensor
+    weights = model.block_unrouted_parameters / layout.tensor
     weights *= shard_padding(framework, model, layout.tensor, layout.state_shards)
     parts = spread.size * framework.listed
     gathered = scattered = 0.0

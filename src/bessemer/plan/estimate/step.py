@@ -24,7 +24,6 @@ from bessemer.plan.estimate import collectives, experts
 from bessemer.plan.estimate.frameworks import blocks_of_stages, ranks_by_cut, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.estimate.micro_batch import micro_batch_seconds
-from bessemer.plan.mixture_of_experts import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds, rank_seconds
 from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds
 
@@ -89,7 +88,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
         raise InputError(why)
     layout, framework, m = job.layout, job.framework, job.micro_batches
     ranks, virtual = layout.pipeline, layout.virtual
-    first_piece, piece = (micro_batch_seconds(replace(job, model=kind), how) for kind in kinds(job.model))
+    first_piece, piece = (micro_batch_seconds(replace(job, model=kind), how) for kind in experts.kinds(job.model))
     cut = blocks_of_stages(job.model, ranks * virtual, framework.cut)
     first = _first_layers(job.model, cut)
     forward = [(n - k) * piece.forward + k * first_piece.forward for n, k in zip(cut, first, strict=True)]
@@ -142,7 +141,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
 
 def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
     """Return how many blocks of each stage are leading dense layers of a mixture; `cut` has the blocks of each stage."""
-    left, firsts = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
+    left, firsts = model.dense_layers, []
     for blocks in cut:
         firsts.append(min(left, blocks))
         left -= firsts[-1]
@@ -192,7 +191,7 @@ _recomputed = lru_cache(maxsize=1024)(recomputed_flops_per_token)
 @lru_cache(maxsize=16_384)
 def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
     """Return the parameters on the fullest pipeline rank, without routed experts and before tensor or ZeRO sharding."""
-    each, table = model.block_matrix_parameters, model.vocabulary * model.width
+    each, table = model.block_unrouted_parameters, model.vocabulary * model.width
     return max(rank.blocks * each + model.tables(rank.has_embedding, rank.has_head) * table for rank in ranks)
 
 

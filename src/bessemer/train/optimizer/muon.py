@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
-from bessemer.model.sublayers import JOINT
+from bessemer.model.sublayers import JOINT, ROUTED
 from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decode_slices, format_of
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     """Return the matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
 
     `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D). `mlp.gate_up` (2, F, D) is
-    gate and up.
+    gate and up. Each routed
+    expert has its own.
     """
-    joint = JOINT.get(name.split(".", 2)[-1])
+    inner = name.split(".", 2)[-1]
+    if inner.startswith(ROUTED):
+        return list(tensor.flatten(0, -3).unbind(0))
+    joint = JOINT.get(inner)
     return [tensor] if joint is None else [tensor[index] for index in joint.values()]
 
 

@@ -1,0 +1,219 @@
+"""The mixture of experts: a router sends each token to some of many MLPs. `sublayers.mixture_facts` has its facts.
+
+No token is dropped. The tokens are sorted by expert, so that each expert is one matmul of a group. Sums over the experts of a
+token have a fixed order, so results are deterministic on every device.
+
+Shapes: B sequences, T tokens, N = B x T, D width, E experts, K experts of a token, M = N x K, F hidden width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bessemer.model import casts
+from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.feed_forward import FeedForward, apply_gate
+from bessemer.model.kernels import upcast
+from bessemer.model.layers import linear_layer
+from bessemer.model.sublayers import mixture_facts
+
+ALIGNMENT = 16  # bytes that torch's grouped matmul needs rows to be a multiple of
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts and shared experts (Shazeer et al. 2017; DeepSeek-AI 2024, DeepSeekMoE, section 3).
+
+    `experts.gate_up` is (E, 2, F, D) and `experts.down` (E, D, F). The shared experts are one MLP with the hidden units of all.
+
+    Attributes:
+        loss_scale: Factor on the gradient of the auxiliary loss in the current step; None outside of training.
+        step_load: Tokens of each expert in the step and last the sum of the auxiliary loss, (E + 1,); those of this process
+            until the backward passes of the step end.
+    """
+
+    loss_scale: Tensor | None = None
+    step_load: Tensor | None = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config, self.facts = config, mixture_facts(config)
+        self.router = linear_layer(self.facts, "mlp.router")
+        if config.has_balance_bias:
+            self.router.bias.requires_grad_(False)  # `update_bias` changes it
+        shapes = (self.facts.shapes[f"mlp.experts.{name}"] for name in ("gate_up", "down"))
+        self.experts = nn.ParameterDict(dict(zip(("gate_up", "down"), map(torch.empty, shapes), strict=True)))
+        units = config.shared_experts * config.expert_width
+        self.shared = FeedForward(config, "mlp.shared", units) if units else None
+
+    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        assert masks is None, "no family with experts drops hidden units"
+        x_ND = x_BTD.flatten(0, -2)
+        logits_NE, scores_NE = self._scores(x_ND)
+        chosen_NE = scores_NE + self.router.bias if self.config.has_balance_bias else scores_NE
+        expert_NK = chosen_NE.detach().topk(self.config.experts_per_token, dim=1).indices
+        weight_NK = scores_NE.gather(1, expert_NK)
+        if self.config.router_normalised:
+            weight_NK = weight_NK / weight_NK.sum(dim=1, keepdim=True)
+        out_ND, counts_E = self._routed(x_ND, expert_NK, weight_NK * self.config.router_scale)
+        if self.loss_scale is not None and out_ND.requires_grad:
+            auxiliary = self._auxiliary_loss(logits_NE, scores_NE, expert_NK, x_BTD.shape[:2])
+            out_ND = _Observe.apply(out_ND, auxiliary, counts_E, self)  # type: ignore[no-untyped-call]
+        out_BTD = out_ND.view(x_BTD.shape)
+        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def _scores(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the router's logits and scores, both (N, E), in fp32 (fp64 for fp64) for every input dtype."""
+        with torch.autocast(x_ND.device.type, enabled=False):
+            logits_NE = F.linear(upcast(x_ND), upcast(self.router.weight))
+        is_softmax = self.config.router == "softmax"
+        return logits_NE, logits_NE.softmax(dim=1) if is_softmax else logits_NE.sigmoid()
+
+    def _routed(self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of each token's experts, (N, D), and the number of tokens of each expert, (E,)."""
+        order_M = expert_NK.flatten().argsort(stable=True)
+        place_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+        counts_E = F.one_hot(expert_NK, self.config.experts).sum(dim=(0, 1))
+        gate_up_MF = grouped_linear(
+            _Dispatch.apply(x_ND, order_M, place_M), self.experts["gate_up"].flatten(1, 2), counts_E
+        )
+        weight_M1 = weight_NK.flatten()[order_M, None]
+        hidden_MF = apply_gate(gate_up_MF, self.config.activation) * weight_M1.to(x_ND.dtype)
+        out_MD = grouped_linear(hidden_MF, self.experts["down"], counts_E)
+        return _Combine.apply(out_MD, order_M, place_M, len(x_ND)), counts_E
+
+    def _auxiliary_loss(self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, rows: tuple[int, int]) -> Tensor:
+        """Return the sum over tokens of the balance loss and the z-loss of the router, each averaged over the layers.
+
+        The balance loss of a sequence is E sum_e f_e P_e (Fedus et al. 2021, equations 4 to 6), with the number of choices of
+        an expert per token f and the mean share of the scores P; it is K if all experts have the same load. Each sequence has
+        its own (DeepSeek-AI 2024, DeepSeek-V3, equations 17 to 20), so that the loss does not depend on micro-batches or
+        ranks. The z-loss is the square of the log partition function (Zoph et al. 2022, equation 5).
+        """
+        config, loss = self.config, logits_NE.new_zeros(())
+        if config.has_balance_loss:
+            share_NE = scores_NE / scores_NE.sum(dim=1, keepdim=True)
+            chosen_BTE = F.one_hot(expert_NK, config.experts).sum(dim=1).unflatten(0, rows)
+            frequency_BE = chosen_BTE.sum(dim=1).to(share_NE.dtype) / rows[1]
+            loss = config.balance_loss * config.experts * (share_NE.unflatten(0, rows).sum(dim=1) * frequency_BE).sum()
+        if config.router_z_loss:
+            loss = loss + config.router_z_loss * logits_NE.logsumexp(dim=1).square().sum()
+        return loss / config.mixture_layers
+
+    def record(self, load: Tensor) -> None:
+        """Add the load and the auxiliary loss of a micro-batch to those of the step."""
+        self.step_load = load if self.step_load is None else self.step_load + load
+
+
+def mixtures(model: nn.Module) -> Iterator[tuple[int, MixtureOfExperts]]:
+    """Yield the mixtures of experts that a process holds of a model, each with its number among those of the model."""
+    for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
+        if block is not None and isinstance(block.mlp, MixtureOfExperts):
+            yield layer - block.mlp.config.dense_layers, block.mlp
+
+
+def start_step(model: nn.Module, loss_scale: Tensor) -> None:
+    """Forget the load of the last step, and set the factor on the gradient of the auxiliary loss."""
+    for _, mixture in mixtures(model):
+        mixture.step_load, mixture.loss_scale = None, loss_scale
+
+
+def read_load(model: nn.Module, device: torch.device) -> Tensor:
+    """Return the `step_load` of each layer with experts, (layers, E + 1); zeros for layers of other processes."""
+    config: Any = model.config
+    load = torch.zeros(config.mixture_layers, config.experts + 1, dtype=torch.float64, device=device)
+    for number, mixture in mixtures(model):
+        if mixture.step_load is not None:
+            load[number] = mixture.step_load
+    return load
+
+
+def set_load(model: nn.Module, load: Tensor) -> None:
+    """Set each `step_load` to that of the global batch, given as `read_load` returns it."""
+    for number, mixture in mixtures(model):
+        mixture.step_load = load[number]
+
+
+@torch.no_grad()
+def update_biases(model: nn.Module, skip: Tensor) -> None:
+    """Raise the bias of experts below the mean load, and lower that of others (Wang et al. 2024, algorithm 1).
+
+    If `skip` is 1, biases keep their bits. The load is that of the global batch.
+    """
+    for _, mixture in mixtures(model):
+        if mixture.config.has_balance_bias and mixture.step_load is not None:
+            load_E, bias_E = mixture.step_load[:-1], mixture.router.bias
+            direction_E = (load_E.mean() - load_E).sign() * (1.0 - skip)
+            bias_E.add_(direction_E.to(bias_E), alpha=mixture.config.balance_rate)
+
+
+def grouped_linear(x_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    """Multiply each row by the matrix of its group, (M, O). The first `counts_E[0]` rows are those of group 0, and so on."""
+    weight_EOI = weight_EOI.to(x_MI.dtype)
+    is_aligned = all(size * x_MI.itemsize % ALIGNMENT == 0 for size in weight_EOI.shape[1:])
+    if x_MI.dtype == torch.float64 or not is_aligned:
+        pairs = zip(x_MI.split(counts_E.tolist()), weight_EOI.unbind(0), strict=True)
+        return torch.cat([F.linear(rows, weight) for rows, weight in pairs])
+    return F.grouped_mm(x_MI, weight_EOI.mT, offs=counts_E.cumsum(0, dtype=torch.int32))
+
+
+def _rows(x_ND: Tensor, order_M: Tensor) -> Tensor:
+    return x_ND[order_M // (len(order_M) // len(x_ND))]
+
+
+def _sums(x_MD: Tensor, place_M: Tensor, tokens: int) -> Tensor:
+    return x_MD[place_M].unflatten(0, (tokens, -1)).sum(dim=1)
+
+
+class _Dispatch(torch.autograd.Function):
+    """Copy tokens (N, D) into the order of experts, (M, D): row i is choice `order_M[i]` of all, at `place_M` of the result.
+
+    The gradient sums the copies of a token in the order of its choices. Indexing would sum them in any order on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, place_M: Tensor) -> Tensor:
+        ctx.tokens, ctx.place_M = len(x_ND), place_M
+        return _rows(x_ND, order_M)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _sums(gradients[0], ctx.place_M, ctx.tokens), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """Sum the results of a token's experts, (N, D), given in the order of experts, (M, D): the transpose of `_Dispatch`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MD: Tensor, order_M: Tensor, place_M: Tensor, tokens: int) -> Tensor:
+        ctx.order_M = order_M
+        return _sums(x_MD, place_M, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _rows(gradients[0], ctx.order_M), None, None, None
+
+
+class _Observe(torch.autograd.Function):
+    """Return the output of a mixture unchanged, and add the gradient of its auxiliary loss in the backward pass.
+
+    So the loss needs no path through the blocks, a pipeline or recomputation. The load is recorded in the backward pass too,
+    because recomputation repeats the forward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out_ND: Tensor, auxiliary: Tensor, counts_E: Tensor, mixture: MixtureOfExperts) -> Tensor:
+        ctx.mixture, ctx.scale = mixture, mixture.loss_scale
+        ctx.dtype, ctx.load = auxiliary.dtype, torch.cat([counts_E.double(), auxiliary.detach().double()[None]])
+        return out_ND.view_as(out_ND)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        casts.defer(partial(ctx.mixture.record, ctx.load))
+        return gradients[0], ctx.scale.to(ctx.dtype), None, None
