@@ -57,12 +57,16 @@ def test_parameters_equal_those_of_the_model(name: str) -> None:
     """Compare names, shapes and order, which exports, optimizers and tensor parallelism rely on."""
     made = config(**CONFIGS[name])
     model = meta_model(made)
-    block = {name: tuple(parameter.shape) for name, parameter in model.blocks[1].named_parameters()}
-    assert block == {name: facts.shape for name, facts in made.block_table.items()}
+    block = {name: tuple(parameter.shape) for name, parameter in model.blocks[-1].named_parameters()}
+    assert block == {facts.name: facts.shape for part in made.sublayers for facts in part.parameters}
     assert sum(parameter.numel() for parameter in model.parameters()) == made.parameters
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# The work and memory of experts depend on the tokens that they get.
+DENSE = [name for name, options in CONFIGS.items() if not options.get("experts")]
+
+
+@pytest.mark.parametrize("name", DENSE)
 def test_flops_equal_those_that_torch_counts(name: str) -> None:
     """Count a forward and a backward pass on the meta device, where nothing is fused."""
     made = config(**CONFIGS[name])
@@ -95,7 +99,7 @@ def saved_bytes(module: Callable[[Tensor], Tensor], width: int, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DENSE)
 def test_saved_activations_equal_those_of_autograd(name: str, dtype: torch.dtype) -> None:
     """Compare to the byte, with fused operations on a CPU, and in bf16 by the formulas of a GPU."""
     made = config(**{**CONFIGS[name], "attention_soft_cap": 0.0})

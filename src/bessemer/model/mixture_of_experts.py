@@ -80,15 +80,14 @@ class MixtureOfExperts(nn.Module):
         order_M = expert_NK.flatten().argsort(stable=True)
         place_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         counts_E = F.one_hot(expert_NK, self.config.experts).sum(dim=(0, 1))
-        gate_up_MF = grouped_linear(
-            _Dispatch.apply(x_ND, order_M, place_M), self.experts["gate_up"].flatten(1, 2), counts_E
-        )
+        sorted_MD = _Dispatch.apply(x_ND, order_M, place_M)  # type: ignore[no-untyped-call]
+        gate_up_MF = grouped_linear(sorted_MD, self.experts["gate_up"].flatten(1, 2), counts_E)
         weight_M1 = weight_NK.flatten()[order_M, None]
         hidden_MF = apply_gate(gate_up_MF, self.config.activation) * weight_M1.to(x_ND.dtype)
         out_MD = grouped_linear(hidden_MF, self.experts["down"], counts_E)
-        return _Combine.apply(out_MD, order_M, place_M, len(x_ND)), counts_E
+        return _Combine.apply(out_MD, order_M, place_M, len(x_ND)), counts_E  # type: ignore[no-untyped-call]
 
-    def _auxiliary_loss(self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, rows: tuple[int, int]) -> Tensor:
+    def _auxiliary_loss(self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, rows: tuple[int, ...]) -> Tensor:
         """Return the sum over tokens of the balance loss and the z-loss of the router, each averaged over the layers.
 
         The balance loss of a sequence is E sum_e f_e P_e (Fedus et al. 2021, equations 4 to 6), with the number of choices of
@@ -99,9 +98,9 @@ class MixtureOfExperts(nn.Module):
         config, loss = self.config, logits_NE.new_zeros(())
         if config.has_balance_loss:
             share_NE = scores_NE / scores_NE.sum(dim=1, keepdim=True)
-            chosen_BTE = F.one_hot(expert_NK, config.experts).sum(dim=1).unflatten(0, rows)
+            chosen_BTE = F.one_hot(expert_NK, config.experts).sum(dim=1).view(*rows, -1)
             frequency_BE = chosen_BTE.sum(dim=1).to(share_NE.dtype) / rows[1]
-            loss = config.balance_loss * config.experts * (share_NE.unflatten(0, rows).sum(dim=1) * frequency_BE).sum()
+            loss = config.balance_loss * config.experts * (share_NE.view(*rows, -1).sum(dim=1) * frequency_BE).sum()
         if config.router_z_loss:
             loss = loss + config.router_z_loss * logits_NE.logsumexp(dim=1).square().sum()
         return loss / config.mixture_layers
@@ -158,7 +157,7 @@ def grouped_linear(x_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor
     weight_EOI = weight_EOI.to(x_MI.dtype)
     is_aligned = all(size * x_MI.itemsize % ALIGNMENT == 0 for size in weight_EOI.shape[1:])
     if x_MI.dtype == torch.float64 or not is_aligned:
-        pairs = zip(x_MI.split(counts_E.tolist()), weight_EOI.unbind(0), strict=True)
+        pairs = zip(torch.split(x_MI, counts_E.tolist()), weight_EOI.unbind(0), strict=True)
         return torch.cat([F.linear(rows, weight) for rows, weight in pairs])
     return F.grouped_mm(x_MI, weight_EOI.mT, offs=counts_E.cumsum(0, dtype=torch.int32))
 
@@ -168,7 +167,7 @@ def _rows(x_ND: Tensor, order_M: Tensor) -> Tensor:
 
 
 def _sums(x_MD: Tensor, place_M: Tensor, tokens: int) -> Tensor:
-    return x_MD[place_M].unflatten(0, (tokens, -1)).sum(dim=1)
+    return x_MD[place_M].view(tokens, -1, x_MD.shape[1]).sum(dim=1)
 
 
 class _Dispatch(torch.autograd.Function):

@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         for block in filter(None, self.blocks):
             for module in block.modules():
                 if hasattr(module, "project"):
-                    module.project = function
+                    module.project = function  # type: ignore[assignment]
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None) -> Tensor:
         """Return the logits of every position, (B, T, V), for evaluation of short texts."""

@@ -132,7 +132,8 @@ def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
     # A joint parameter counts as one matmul, and so do the experts of a layer.
     held = [block for block in model.blocks if block is not None]  # None is a block of another pipeline stage
     for block in held[:blocks]:
-        facts = [*block.attention.facts.parameters, *block.mlp.facts.parameters]
+        parts: tuple[Any, ...] = block.attention, block.mlp
+        facts = [parameter for part in parts for parameter in part.facts.parameters]
         matmuls = sum(parameter.is_matrix for parameter in facts)
         contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]

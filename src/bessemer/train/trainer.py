@@ -219,7 +219,7 @@ class Trainer:
             square = sum_of_squares(pairs, self.mesh).to(device)  # for this process's part of the gradient
             sums = self.mesh.sum_on_device(torch.cat([square[None], sums]))
             norm, sums = sums[0].sqrt(), sums[1:]
-        sums, load_N = sums.split([len(sums) - load.numel(), load.numel()])
+        sums, load_N = torch.split(sums, [len(sums) - load.numel(), load.numel()])
         return norm, sums, load_N.view(load.shape)
 
     def _gradients(self) -> list[Tensor]:
