@@ -41,6 +41,7 @@ CLASSES = {"train.objective": '"classify"', "corpus.sources": '[{ name = "own", 
 AUTO = {"parallel.auto": "true", "parallel.shard": "", "parallel.tensor": ""}
 NODES = {"cluster.devices_per_node": "4"}
 RAMP = {"train.batch_ramp.start_tokens": "65536", "train.batch_ramp.steps": "100"}
+EXPERTS = {"model.experts": "8"}
 # Keys that the example of a key needs, the same on both sides (without a value: removed), and its value in TOML.
 EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "tokens.chat_template": ({"corpus.sources": '[{ name = "own", paths = ["x"], format = "chat" }]', "tokens.packing": '"document"',
@@ -56,6 +57,17 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "model.global_last": ({"model.window": "256", "model.global_every": "3"}, "true"),
     "model.global_layers": ({"model.window": "256"}, "[0, 1]"),
     "model.unrotated_layers": ({}, "[1]"),
+    "model.experts_per_token": (EXPERTS, "4"),
+    "model.expert_width": (EXPERTS, "512"),
+    "model.shared_experts": (EXPERTS, "1"),
+    "model.dense_layers": (EXPERTS, "1"),
+    "model.router": (EXPERTS, '"sigmoid"'),
+    "model.router_normalised": (EXPERTS, "false"),
+    "model.router_scale": (EXPERTS, "0.5"),
+    "model.router_z_loss": (EXPERTS, "0.5"),
+    "model.balance": (EXPERTS, '"none"'),
+    "model.balance_loss": (EXPERTS, "0.5"),
+    "model.balance_rate": (EXPERTS, "0.5"),
     "train.objective": (CLASSES | {"train.objective": '"causal"'}, '"classify"'),
     "train.masking.share": (MASKED, "0.3"),
     "train.masking.mode": (MASKED, '"all"'),
