@@ -34,13 +34,16 @@ BASE64, HEXADECIMAL, LINE_FEED, HASH, ELLIPSIS = (1 << bit for bit in range(22, 
 
 @cache
 def spacy() -> dict[str, Any]:
-    """Return the character ranges, characters and words of spacy.toml."""
+    """Return the content of spacy.toml: ranges of code points, single characters and special words of spaCy."""
     return tomllib.loads(Path(__file__).with_name("spacy.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def table() -> npt.NDArray[np.uint32]:
-    """Return the flags of this module (SPACE, LETTER, ...) of every code point, (0x110000,), computed once per process."""
+    """Return an array, (0x110000,), with the bit set of flags (SPACE, LETTER, ...) of every code point.
+
+    It is computed once per process.
+    """
     bits = np.zeros(0x110000, dtype=np.uint32)  # unassigned code points have no flag
     for plane in ASSIGNED:
         bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
@@ -70,7 +73,7 @@ def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
 
 
 def _python_bits(character: str) -> int:
-    """Return the flags of a character that follow from Python's str methods and its Unicode category."""
+    """Return the bit set of a character's flags, limited to those that Python's str methods or its category define."""
     category = unicodedata.category(character)
     if category == "Cn":
         return 0

@@ -37,7 +37,10 @@ SOURCES = blake2b(
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, to run without the GIL, and cache the machine code if a folder is writable."""
+    """Compile a function with Numba at its first call, so that it runs without the GIL.
+
+    The machine code is cached on disk if the cache folder is writable.
+    """
     function.__qualname__ = f"{function.__qualname__}_{SOURCES}"
     try:
         return cast(Function, njit(nogil=True, cache=True, error_model="numpy")(function))
@@ -73,9 +76,10 @@ def hash_span(codes: Array, first: int, last: int) -> np.uint64:
 
 @compiled
 def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
-    """Hash the words of folded UTF-8 text into `tokens` and return their number.
+    """Write the hash of each word of a text into `tokens` and return the number of words.
 
-    Single spaces or newlines separate words. With `by_script`, each character of a script without spaces is a word.
+    `text` is the UTF-8 bytes of text from `normalise.fold`. Single spaces or newlines separate words. With `by_script`,
+    each character of a script without spaces is a word.
     """
     number, value, inside, end = 0, FNV_OFFSET, False, -1
     for at in range(len(text)):
@@ -97,7 +101,7 @@ def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
 
 @compiled
 def hash_characters(text: Array, tokens: Array) -> int:
-    """Hash the code points of UTF-8 text into `tokens` and return their number."""
+    """Write the hash of each character of a text, given as UTF-8 bytes, into `tokens` and return their number."""
     number, value = 0, np.uint64(0)
     for byte in text:
         if byte & np.uint8(0xC0) != np.uint8(0x80) and value != np.uint64(0):  # a new character begins
@@ -146,7 +150,7 @@ def hash_table(num_keys: int) -> Array:
 
 @compiled
 def find_slot(slots: Array, key: np.uint64) -> np.uint64:
-    """Return the slot of a key, or the empty slot to insert it into (linear probing)."""
+    """Return the index in the hash table `slots` at which `key` is, or should be inserted (linear probing)."""
     mask = np.uint64(len(slots) - 1)
     slot = (key ^ (key >> SHIFT)) & mask
     while slots[slot] != 0 and slots[slot] != key:

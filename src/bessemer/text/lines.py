@@ -13,7 +13,10 @@ MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; short
 
 @compiled
 def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
-    """Return the number of characters of each class. `classes` has the class of every code point."""
+    """Count the characters of a text, given as code points, by class: (num_classes,).
+
+    `classes` has the class of every code point (`characters.classes`).
+    """
     counts = np.zeros(num_classes, np.int64)
     for code in codes:
         counts[classes[code]] += 1
@@ -22,9 +25,10 @@ def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
 
 @compiled
 def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array]:
-    """Return the starts and ends of the lines, split at line feeds like str.split, or with `every_end` like str.splitlines.
+    """Return the starts and ends of the lines, split at line feeds or, with `every_end`, where str.splitlines() splits.
 
-    `bits` has the flags of every code point (`characters.table`), here and below.
+    Here and below, `codes` are the code points of the text, `bits` the flags of every code point (`characters.table`), and
+    starts and ends are indices in `codes`.
     """
     starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
     count, start, i = 0, 0, 0
@@ -65,7 +69,7 @@ def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tup
 
 @compiled
 def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
-    """Return the span [first, last) without white space at its ends."""
+    """Return the limits of the span codes[first:last] without white space at its ends."""
     while first < last and bits[codes[first]] & kinds.SPACE:
         first += 1
     while last > first and bits[codes[last - 1]] & kinds.SPACE:
@@ -75,7 +79,7 @@ def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
 
 @compiled
 def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """Return the starts and ends of those spans that contain more than white space."""
+    """Return the starts and ends of the spans that contain a character other than white space."""
     has_text = np.zeros(len(starts), np.bool_)
     for i in range(len(starts)):
         first, last = trim(codes, bits, starts[i], ends[i])
@@ -85,7 +89,7 @@ def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[A
 
 @compiled
 def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int]:
-    """Return the number of spans with the text of an earlier span, and the number of their characters."""
+    """Return the number of spans whose text equals that of an earlier span, and the sum of their characters."""
     slots = hash_table(len(starts))
     duplicates, characters = 0, 0
     for i in range(len(starts)):
@@ -101,7 +105,10 @@ def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int
 
 @compiled
 def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int]:
-    """Count the lines that begin with • or -, and those that end with ... or …, ignoring white space."""
+    """Count the lines that begin with • or -, and those that end with ... or …
+
+    White space at the ends of a line is ignored.
+    """
     bullets, ellipses = 0, 0
     for i in range(len(starts)):
         first, last = trim(codes, bits, starts[i], ends[i])
@@ -148,7 +155,7 @@ def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
 
 @compiled
 def _escapes(codes: Array, bits: Array, at: int) -> int:
-    r"""Return the end of the run of escapes \uXXXX that begins at `at`; `at` itself if none begins there."""
+    r"""Return the index after the run of \uXXXX escapes that begins at index `at`; `at` itself if none begins there."""
     while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
         for digit in range(at + 2, at + ESCAPE):
             if not bits[codes[digit]] & kinds.HEXADECIMAL:
@@ -159,9 +166,9 @@ def _escapes(codes: Array, bits: Array, at: int) -> int:
 
 @compiled
 def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
-    """Return the end of the run of hexadecimal bytes that begins at `at`, and their number.
+    """Return the index after the run of hexadecimal bytes that begins at index `at`, and their number.
 
-    No letter or digit may follow a byte.
+    A byte followed directly by a letter or digit ends the run and is not part of it.
     """
     num_bytes, end = 0, at
     while at < len(codes):

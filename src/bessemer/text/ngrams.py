@@ -39,7 +39,7 @@ def folded_words(text: str) -> tuple[Array, Array]:
 def table(hashes: Array) -> tuple[Array, Array]:
     """Build a hash table from distinct n-gram hashes.
 
-    Returns the hash in each slot, 0 for an empty one, and its index in `hashes`.
+    Returns two arrays of equal length: the hash in each slot (0 if empty), and the index in `hashes` of that hash.
     """
     slots = hash_table(2 * len(hashes))
     numbers = np.zeros(len(slots), np.int32)
@@ -50,9 +50,10 @@ def table(hashes: Array) -> tuple[Array, Array]:
 
 
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
-    """Find the n-grams of a text, for each n in `lengths`, that are in the hash table of `table`.
+    """Find the word n-grams of a text, for each n in `lengths`, that are in a hash table.
 
-    Returns the number in the table of each occurrence, (hits,), and its span [first, end) in characters, (hits, 2).
+    `slots` and `numbers` are the arrays that `table` returns. Returns for each occurrence the index of its hash among those
+    that the table was built from, (hits,), and its span [first, end) in characters, (hits, 2).
     """
     hashes, spans = folded_words(text)
     hits = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only written pages take memory
@@ -64,9 +65,10 @@ def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array
 def folding() -> tuple[Array, Array]:
     """Build the tables that fold case and compatibility forms of characters in words.
 
-    Returns two uint32 arrays. The first has, for each code point, the folded code point with the flags ALONE, MARK,
-    PASSED_OVER and SEVERAL, or 0 if it is in no word. A code point with SEVERAL folds to several characters: its value is an
-    index into the second array, which has there the number of these characters, then the characters.
+    Returns two uint32 arrays. The first has, for each code point, the folded code point combined with the flags ALONE (a
+    letter that is a word by itself), MARK (a combining mark) and PASSED_OVER (ignored); or 0 if it is in no word. With the
+    flag SEVERAL, the code point folds to several characters, and the value is instead an index in the second array, where
+    the number of these characters and then the characters are.
     """
     fold, sequences, expanded = np.zeros(0x110000, dtype=np.uint32), list[int](), dict[int, str]()
     for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
@@ -94,9 +96,10 @@ def folding() -> tuple[Array, Array]:
 
 @compiled
 def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spans: Array) -> int:
-    """Write the hash (FNV-1a of its letters, mixed) and the span of each word, and return the number of words.
+    """Write the hash and the span of each word into `hashes` and `spans`, and return the number of words.
 
-    `fold` and `sequences` are the arrays of `folding`. Words beyond the length of `hashes` are counted but not written.
+    The hash is FNV-1a over the folded code points, mixed (`hashing.mix`). `fold` and `sequences` are the arrays of
+    `folding`. Words beyond the length of `hashes` are counted but not written.
     """
     count, start, end, word, is_alone = 0, -1, 0, FNV_OFFSET, False
     for at in range(len(codes) + 1):
@@ -129,10 +132,10 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
 
 @compiled
 def _find(words: Array, lengths: Array, slots: Array, numbers: Array, hits: Array) -> int:
-    """Find the n-grams of a text that are in the hash table `slots`, `numbers`, and return how many there are.
+    """Write the n-grams of a text that are in a hash table into `hits`, and return their number.
 
-    `words` are the hashes of the text's words, and `lengths` the values of n. Each n-gram becomes a row of `hits`: its number
-    in the table and the positions of its first and last word.
+    `words` are the hashes of the text's words, `lengths` the values of n, `slots` and `numbers` the arrays of `table`. A row
+    of `hits` has the index of the n-gram in the table's hashes, and the indices of its first and last word.
     """
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):

@@ -19,7 +19,20 @@ INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
 
 
 class Characters(NamedTuple):
-    """The numbers of characters of each kind; kinds overlap."""
+    """Numbers of characters by kind; a character may be of several kinds.
+
+    Attributes:
+        alphabetic: Letters (str.isalpha).
+        alphanumeric: Letters and digits (str.isalnum).
+        white_space: White space (str.isspace), line feeds included.
+        decimal: Digits 0 to 9 of any script.
+        line_feeds: Line feeds.
+        hashes: Number signs, #.
+        ellipses: Occurrences of ... and of the character …
+        upper: Upper-case letters.
+        punctuation: Characters of Unicode category P.
+        total: All characters.
+    """
 
     alphabetic: int
     alphanumeric: int
@@ -38,7 +51,16 @@ class Characters(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Counts over the non-blank lines of a text, split at line feeds."""
+    """Counts over the non-blank lines of a text, split at line feeds.
+
+    Attributes:
+        total: Number of lines.
+        longest: Characters in the longest line.
+        characters: Characters in all lines.
+        terminal: Number of lines that end in terminal punctuation of any script.
+        duplicates: Number of lines that equal an earlier one.
+        duplicate_characters: Characters in these duplicates.
+    """
 
     total: int
     longest: int
@@ -49,7 +71,7 @@ class Lines(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """Counts of lines or paragraphs, and of those that repeat an earlier one."""
+    """Number of lines or paragraphs, number of those that equal an earlier one, and the characters in these duplicates."""
 
     total: int
     duplicates: int
@@ -65,7 +87,13 @@ class LineMarks(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Counts over the words of `words.split`."""
+    """Counts over the words of `words.split`.
+
+    Attributes:
+        proper: Number of words that are not only punctuation or symbols.
+        proper_characters: Characters in these words.
+        alphabetic: Number of words with a letter.
+    """
 
     proper: int  # words with more than punctuation
     proper_characters: int
@@ -73,7 +101,7 @@ class Words(NamedTuple):
 
 
 class Statistics:
-    """Counts over one text, computed by group on first use; a lone surrogate counts as a character."""
+    """Counts over one text, each group of counts computed when it is first read; a lone surrogate counts as a character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -94,7 +122,7 @@ class Statistics:
 
     @cached_property
     def line_spans(self) -> tuple[Array, Array]:
-        """Spans of the non-blank lines."""
+        """Starts and ends of the non-blank lines, as indices of characters."""
         return passes.drop_blank(self.codes, table(), *passes.find_lines(self.codes, table(), False))
 
     @cached_property
@@ -127,12 +155,12 @@ class Statistics:
 
     @cached_property
     def repeated_lines(self) -> Repeats:
-        """Counts of lines and repeated lines; a run of line feeds is one separator."""
+        """Counts over the lines, where a run of line feeds is one separator."""
         return self._repeats(*passes.find_blocks(self.codes, 1, 0, len(self.codes)))
 
     @cached_property
     def repeated_paragraphs(self) -> Repeats:
-        """Counts of paragraphs and repeated ones in the trimmed text. Two or more line feeds separate paragraphs."""
+        """Counts over the paragraphs of the text without white space at its ends. Two or more line feeds separate paragraphs."""
         return self._repeats(*passes.find_blocks(self.codes, 2, *passes.trim(self.codes, table(), 0, len(self.codes))))
 
     def _repeats(self, starts: Array, ends: Array) -> Repeats:
@@ -140,7 +168,7 @@ class Statistics:
 
     @property
     def distinct_word_share(self) -> float:
-        """Share of distinct words among the lower-case words that white space separates."""
+        """Number of distinct words divided by the number of words, after lower-casing and splitting at white space."""
         words = self.text.lower().split()
         return len(set(words)) / max(len(words), 1)
 
@@ -175,7 +203,7 @@ class Statistics:
         return _hash_words(self.codes, *self.word_spans)
 
     def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
-        """Return the number of words in `stop_words` that occur in the text; case matters."""
+        """Return how many of `stop_words` occur in the text at least once; case matters."""
         words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
         wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
         return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
@@ -200,7 +228,7 @@ class Statistics:
 
 @cache
 def _flags_of_classes() -> Array:
-    """Return a matrix that is 1 where a class of `characters.classes` (column) is counted by a field of Characters (row)."""
+    """Return a matrix that is 1 where a field of Characters (row) counts a class of `characters.classes` (column), else 0."""
     flags = (
         kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
         kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,

@@ -88,7 +88,7 @@ def _is_digit(code: int) -> bool:
 
 @compiled
 def _count_dots(codes: Array, at: int, last: int) -> int:
-    """Return the number of consecutive full stops from position `at`, before `last`."""
+    """Return the number of consecutive full stops from index `at`, up to index `last`."""
     end = at
     while end < last and codes[end] == 46:
         end += 1
@@ -117,7 +117,8 @@ def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
 def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array) -> int:
     """Return the number of characters to split off at the end of the word codes[first:last].
 
-    It is the longest match of any pattern. `keys` and `values` are the arrays of `special_table`, here and below.
+    It is the longest match of any of spaCy's suffix patterns. `keys` and `values` are the arrays of `special_table`, here
+    and below.
     """
     if first >= last:
         return 0

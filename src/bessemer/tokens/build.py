@@ -44,9 +44,10 @@ MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive 
 
 
 def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -> str:
-    """Return the digest of everything that the shards depend on: the corpus and recipe keys.
+    """Return the digest of everything that the shards depend on: the corpus, tokenizer files and recipe keys.
 
-    With `by_content`, input files are identified by their content instead of by path and modification time.
+    With `by_content`, the corpus and the tokenizer are identified by their content instead of by path and modification
+    time.
     """
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
@@ -70,17 +71,17 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
 
 
 def mixed_by(recipe: Recipe) -> Any:
-    """Return the recipe values that determine the tokenizer's training sample if `tokenizer.sample` is "mixture"."""
+    """Return a list of the recipe values that the tokenizer's training sample depends on if `tokenizer.sample` is "mixture"."""
     phases = [phase.model_dump() for phase in recipe.tokens.schedule]
     decay = recipe.train.schedule.decay_share if any(phase["from_"] == "decay" for phase in phases) else None
     return [recipe.source_weights, recipe.tokens.temperature, phases, decay]
 
 
 def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> TokenStore:
-    """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
+    """Build a run's tokens: train or load the tokenizer, encode the corpus and write the shards of every source.
 
-    If `wanted` is given and differs from the digest of the new tokens, raise BessemerError and leave the existing
-    tokens in place.
+    `wanted` is the digest that the new tokens must have (`TokenStore.digest`), or None for any. If they have another,
+    BessemerError is raised and the existing tokens stay in place.
     """
     inputs = inputs_digest(recipe, run)
     corpus = published_folder(run.corpus) / "documents"
@@ -131,9 +132,10 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
 
 
 def _publish(staged: Path, target: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Move the files that `corpus.storage` holds from `staged` to `target`, and return their entry for the stage's receipt.
+    """Move the ids of training shards from the folder `staged` to `target` in `corpus.storage`.
 
-    Raises BessemerError where a file did not arrive complete.
+    `inputs` is the digest of the stage's inputs. Returns the entry of these files in the stage's receipt. Raises
+    BessemerError if a file did not arrive complete.
     """
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
     copy_files([(path, target / path.name) for path in files])
@@ -145,7 +147,11 @@ def _publish(staged: Path, target: AnyPath, inputs: str, manifest: dict[str, Any
 
 
 def _tokenizer(recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: AnyPath, work: AnyPath) -> Tokenizer:
-    """Load the tokenizer, or train it unless an interrupted build left it in `work`, and write it to `file`."""
+    """Load the tokenizer at tokenizer.path, else train one on the corpus, and write it to `file`.
+
+    `statistics` are those of the corpus. A trained tokenizer is kept in the folder `work`, where an interrupted build finds
+    it again.
+    """
     options = recipe.tokenizer
     if options.path is not None:
         tokenizer = choice.load_tokenizer(recipe)
@@ -160,11 +166,11 @@ def _tokenizer(recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: A
 
 
 def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
-    """Measure whether the tokens account for the text, and return these entries of the manifest's `tokenizer`.
+    """Measure whether the tokens represent all of the text, and return the results for the manifest's table `tokenizer`.
 
-    A tokenizer that changes the text, or has no token for some of it, predicts less than the text, so its bits per byte
-    would look better than they are and are not reported. Compared are the bytes of the tokens and of the text, tokens
-    for unknown text, and the share of the texts in `sample` that survive encoding and decoding.
+    The result `counts_bytes` is True if the tokens have as many bytes as the text, none of them is the unknown token, and
+    nearly all texts in `sample` survive encoding and decoding. Otherwise the model would predict less than the text, so
+    bits per byte would look too good and are not reported; with `warns` a warning says so.
     """
     decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
@@ -188,7 +194,10 @@ def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], 
 def _manifest(
     recipe: Recipe, encoder: Encoder, splits: Splits, labels: list[str], counts: EncodedCounts
 ) -> dict[str, Any]:
-    """Return the manifest without packing facts, and warn about what the chat template rejected or left out."""
+    """Return the content of manifest.json without the packing, and warn about what the chat template rejected or ignored.
+
+    `splits` has the counts and files of each SOURCE/SPLIT, `labels` the classes, and `counts` the counts over all documents.
+    """
     tokenizer, empty = encoder.tokenizer, {**dict.fromkeys(COUNTS, 0), "files": {}}
     # A source that is divided into parts may have no documents under its own name, and some parts may be empty.
     num_parts, sources, files = Counter(recipe.parts.values()), dict[str, Any](), dict[str, Any]()
@@ -227,10 +236,11 @@ def _manifest(
 def _chat_ends(
     recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, facts: dict[str, Any], taken: int, counts: EncodedCounts
 ) -> dict[str, list[int]]:
-    """Return {"ends": ids that end generation}, including the end of the assistant's turn; {} if that is no special token.
+    """Return {"ends": ids that end generation}, including the id that ends the assistant's turn.
 
-    `facts` is the manifest's `tokenizer` so far, and `taken` the number of conversations that the template accepts. Warns about
-    those it rejects, and raises InputError if it rejects more than half.
+    If a turn does not end with a special token, warns and returns {}. `facts` is the manifest's table `tokenizer` so far, and
+    `taken` the number of conversations that the template accepted. Warns about rejected ones, and raises InputError if more
+    than half were rejected.
     """
     if rejected := counts.refusals.total():
         total = counted(rejected + taken, "conversation")
@@ -251,7 +261,7 @@ def _chat_ends(
 
 
 def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Raise InputError unless every source has something to train on, and something is held out."""
+    """Raise InputError if a source has too little text to train on, too little is held out, or a classifier lacks classes."""
     sources, length = manifest["sources"], recipe.tokens.sequence_length
     train, held = ({name: splits[split] for name, splits in sources.items()} for split in SPLITS)
     classifies, classes = recipe.train.objective == "classify", manifest["labels"]

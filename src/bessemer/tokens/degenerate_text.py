@@ -48,14 +48,21 @@ _KINDS = (  # kinds of bytes that are counted for each token
 
 
 class DegenerateTextFilter:
-    """A filter that finds degenerate segments in a batch.
+    """A filter that excludes degenerate segments of a batch from the loss.
+
+    A segment is the part of a document that is in one sequence.
 
     Attributes:
         _kinds_VK: For each token id, the number of its bytes of each kind in _KINDS, (vocabulary, kinds).
     """
 
     def __init__(self, segments: list[bytes], end_of_text: int) -> None:
-        """Count the bytes of each kind in each id. `segments` has the bytes of each id, empty for special tokens."""
+        """Build the filter for a tokenizer.
+
+        Args:
+            segments: Bytes of each token id; empty for special tokens.
+            end_of_text: Id of the end-of-text token.
+        """
         table = [[sum(byte in kind for byte in segment) for kind in _KINDS] for segment in segments]
         self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
 
@@ -114,7 +121,7 @@ class DegenerateTextFilter:
         return reasons
 
     def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
-        """Return for each of `count` segments the share of its token n-grams that are distinct; arguments as `_reasons`."""
+        """Return for each segment the share of its token 4-grams that are distinct. The arguments are those of `_reasons`."""
         size = max(len(tokens_N) - NGRAM + 1, 0)
         key = np.zeros(size, dtype=np.uint64)
         for part in (segment_N, *(tokens_N[shift:] for shift in range(NGRAM))):
@@ -133,9 +140,9 @@ def _within(share: Floats, limits: tuple[float, float]) -> Bools:
 
 
 class DegenerateTextLog:
-    """A log of ignored segments with their documents: one line per segment, one file per data-parallel rank.
+    """A log of the segments that the degenerate-text gate excluded from the loss, with their documents.
 
-    Steps that are repeated write their lines again.
+    Each data-parallel rank has a file with one JSON line per segment. A step that is repeated writes its lines again.
     """
 
     def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool) -> None:
@@ -158,12 +165,12 @@ class DegenerateTextLog:
 
 
 def list_logs(folder: Path) -> list[Path]:
-    """Return the gate's logs in a run directory, one per data-parallel rank."""
+    """Return the log files of the degenerate-text gate in a run directory, one per data-parallel rank."""
     return sorted(folder.glob("gated*.jsonl"))
 
 
 def describe(folder: Path) -> str:
-    """Return a sentence on what the gate ignored in a run, or an empty string if it ignored nothing."""
+    """Return a sentence on what the degenerate-text gate excluded from a run's loss; empty if it excluded nothing."""
     segments = {(row["sample"], row["document"]): row for path in list_logs(folder) for row in read_json_lines(path)}
     if not segments:
         return ""

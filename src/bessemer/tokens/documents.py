@@ -32,7 +32,7 @@ SAMPLE_CHARACTERS = 1_000_000  # taken from one document for the tokenizer's sam
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document of a published corpus, or a part of one."""
+    """A document of a published corpus, or the training or held-out part of one."""
 
     identity: str
     source: str
@@ -42,7 +42,7 @@ class StoredDocument:
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
-    """Return True if a document is held out, by the hash of its identity alone, independent of other documents."""
+    """Return True if a document is in the share that is held out, by the hash of its identity and the seed."""
     return _draw("held-out", seed, identity, share)
 
 
@@ -55,7 +55,7 @@ def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocum
 
     With `held_out_from = "documents"` the result is the whole document. With "passages" it is the text before the
     held-out passage, the passage, and the text after it. The passage has about `held_out` of the characters, at a
-    position given by the hash of the identity, and is cut after lines or words.
+    position given by the hash of the identity, and begins and ends after a line or word if one ends nearby.
     """
     text, share = document.text, tokens.held_out
     if tokens.held_out_from == "documents":
@@ -69,9 +69,9 @@ def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocum
 
 
 def _next_cut(text: str, start: int) -> int:
-    """Return the next position to cut a text, at or after `start`.
+    """Return the position, at or after `start`, to cut a text.
 
-    It is after a line end within LINE_REACH characters, else after a word, else `start`.
+    It is after the next line end within LINE_REACH characters, else after the next space within WORD_REACH, else `start`.
     """
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
         if 0 < start < len(text) and (cut := text.find(border, start, start + reach)) >= 0:
@@ -82,10 +82,11 @@ def _next_cut(text: str, start: int) -> int:
 def held_out_share(
     corpus: AnyPath, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
 ) -> tuple[float, int, int]:
-    """Return the smallest held-out share with at least `wanted_bytes` of text, and its number of documents and bytes.
+    """Return the smallest share of documents to hold out that has at least `wanted_bytes` of text.
 
-    `num_bytes` and `num_documents` are the totals of the corpus. With more than COUNTED_DOCUMENTS documents the share
-    is estimated as the share of the bytes.
+    Also returns the number of these documents and their bytes. `num_bytes` and `num_documents` are the totals of the corpus.
+    With more than COUNTED_DOCUMENTS documents the three values are estimates: the share is `wanted_bytes / num_bytes`, at
+    most 0.5.
     """
     import pyarrow.compute as compute
 
@@ -105,15 +106,15 @@ def held_out_share(
 
 
 def part_files(corpus: AnyPath) -> list[AnyPath]:
-    """Return the Parquet files of the documents in order, from a disk or a store."""
+    """Return the Parquet files of the folder `corpus` of documents in order; it may be in an object store."""
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
 def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Verify a corpus and return its statistics. Raises DamagedFile for a file that has changed since it was written.
+    """Verify the files of a run's corpus and return the content of its statistics.json.
 
-    With an engine other than "local", documents are not verified here: the checksums of their pages are verified
-    wherever they are read.
+    Raises DamagedFile for a file that has changed since it was written. With an engine other than "local", files of documents
+    are not verified here, because the checksums of their Parquet pages are verified wherever they are read.
     """
     unread = ("rejected/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
     verify_stage(run.corpus, run.command("corpus"), lambda name: not name.startswith(unread))
@@ -121,7 +122,7 @@ def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 
 
 def _open(path: AnyPath) -> Any:
-    """Open a part file; errors name the command that builds the corpus again."""
+    """Open a Parquet file of documents; errors name the command that builds the corpus again."""
     stage = path.parent.parent
     # In a store the corpus stage checks only the receipt, so it builds damaged files again only after the folder is removed.
     if isinstance(stage, StorePath):
@@ -137,7 +138,7 @@ def _metadata(path: AnyPath) -> Any:
 def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, int, int]]:
     """Yield (file, first row group, row group after the last, bytes of text) for batches of consecutive row groups.
 
-    A batch is within one file and has at most `num_bytes` bytes, or one row group.
+    A batch is within one file and has at most `num_bytes` bytes, or is a single larger row group.
     """
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
@@ -147,7 +148,7 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, 
 
 
 def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None) -> Iterator[StoredDocument]:
-    """Yield the documents of files in order, from the row groups with the numbers `groups` (default: all)."""
+    """Yield the documents of Parquet files in order, from the row groups numbered `groups` of each file (default: all)."""
     for batch in read_rows(paths, DOCUMENT_COLUMNS, groups):
         for row in batch.to_pylist():
             yield StoredDocument(row["identity"], row["source"], row["text"], row["label"])
@@ -156,16 +157,17 @@ def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None
 def read_rows(
     paths: Iterable[AnyPath], columns: list[str], groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of rows of files in order, from the row groups with the numbers `groups` (default: all)."""
+    """Yield batches of rows of Parquet files in order, from the row groups numbered `groups` of each file (default: all)."""
     for path in paths:
         with _open(path) as file:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=groups, columns=columns)
 
 
 def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
-    """Return documents from across the corpus.
+    """Return a sample of documents from across the corpus.
 
-    Takes `num_each` from the first row group of each source and from each of `num_groups` evenly spaced row groups.
+    It has the first `num_each` documents of the first row group of each source, and of each of about `num_groups` evenly
+    spaced row groups.
     """
     places: list[tuple[AnyPath, int]] = []
     first: dict[Any, int] = {}
@@ -197,9 +199,9 @@ def sample_texts(
 
     Args:
         tokens: The recipe's [tokens].
-        chats: Names of the sources of conversations.
+        chats: Names of the sources whose documents are conversations.
         candidates: Documents to sample from.
-        shares: Share of each source's documents to take, from 0 to 1.
+        shares: Share of each source's text to take, from 0 to 1.
     """
     for document in candidates:
         if document.source in chats:
@@ -215,10 +217,10 @@ def sample_texts(
 
 
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
-    """Return the share of each source's documents in the tokenizer's training sample.
+    """Return which share of each source's documents, from 0 to 1, is in the tokenizer's training sample.
 
-    With `tokenizer.sample = "mixture"`, a source's bytes are in proportion to its share of the training tokens over all
-    phases. If a source has too little text, the others make up the difference.
+    With `tokenizer.sample = "mixture"`, a source's bytes in the sample are in proportion to its share of the training tokens
+    over the run, and if a source has too little text, the others make up the difference. Otherwise all shares are equal.
 
     Args:
         recipe: The recipe.

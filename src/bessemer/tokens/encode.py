@@ -27,14 +27,14 @@ class EncodedCounts:
     """Counts over encoded documents.
 
     Attributes:
-        counted: Bytes of the tokens of texts.
-        unknown: Number of tokens for text outside the vocabulary.
-        text: Bytes of the texts.
-        refusal: Reason for the first conversation that the chat template rejected, with its document.
-        refusals: Number of rejected conversations by reason.
-        unwritten: Number of conversations by field that the template does not use.
-        spelled: Number of documents by special token that their text contains and that is encoded as text.
-        controls: Number of conversations by special token that their messages contain.
+        counted: Bytes of text that the tokens encode; equals `text` if the tokenizer is lossless.
+        unknown: Number of unknown tokens, which stand for text outside the vocabulary.
+        text: Bytes of UTF-8 text that was encoded.
+        refusal: Error of the first conversation that the chat template rejected; it names the document.
+        refusals: For each reason, the number of conversations rejected for it.
+        unwritten: For each message field that the template does not use, the number of conversations that have it.
+        spelled: For each special token, the number of documents whose text contains it, encoded as plain text.
+        controls: For each special token, the number of conversations whose messages contain it, encoded as that token.
     """
 
     counted: int = 0
@@ -47,13 +47,16 @@ class EncodedCounts:
     controls: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: EncodedCounts) -> None:
-        """Add the counts of other documents."""
+        """Add the counts over other documents to these."""
         self.refusal = self.refusal or other.refusal
         for name in ("counted", "unknown", "text", "refusals", "unwritten", "spelled", "controls"):
             setattr(self, name, getattr(self, name) + type(getattr(self, name))(getattr(other, name)))
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the counts as entries of manifest.json, and print warnings about special tokens and unused fields."""
+        """Return the four tables of counts, without empty ones, as entries of manifest.json.
+
+        Warns about special tokens in conversations and about fields of messages that the template does not use.
+        """
         if self.controls:
             warn(
                 f"messages contain the special tokens {', '.join(sorted(self.controls))}, which are encoded as such; "
@@ -74,7 +77,7 @@ class EncodedDocument(NamedTuple):
     Attributes:
         ids: Token ids, end-of-text last; empty for a conversation that the chat template rejected.
         num_bytes: Bytes of text that the ids encode.
-        is_trained: True for each id that the loss includes; None: all of them.
+        is_trained: True for each id that is a target of the loss; None: all of them.
     """
 
     ids: Ids
@@ -101,8 +104,8 @@ class Encoder:
 
     Attributes:
         tokenizer: The tokenizer.
-        framing: Ids around each document, with end-of-text last or before it; None: only end-of-text after it.
-        template: The template of conversations; None where there are none.
+        framing: Ids to add before and after each text, where end-of-text stays last; None: only the end-of-text.
+        template: The chat template and the sources that it is for; None without conversations.
     """
 
     tokenizer: TokenizerContent
@@ -124,9 +127,9 @@ class Encoder:
         return tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: Sequence[StoredDocument], counts: EncodedCounts) -> list[EncodedDocument]:
-        """Encode a batch and add to `counts`.
+        """Encode a batch of documents in order, and add its counts to `counts`.
 
-        Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte.
+        Raises BessemerError if the tokens of a lossless tokenizer do not have as many bytes as the text.
         """
         own = iter(self.tokenizer.encode_batch([one.text for one in batch if not self._is_chat(one)]))
         return [self._chat(one, counts) if self._is_chat(one) else self._text(one, next(own), counts) for one in batch]
@@ -150,7 +153,7 @@ class Encoder:
         return EncodedDocument(self._framed(ids), size)
 
     def _chat(self, document: StoredDocument, counts: EncodedCounts) -> EncodedDocument:
-        """Encode a conversation, or return no ids and count the reason if the template rejects it.
+        """Encode a conversation. If the template rejects it, count the reason and return no ids.
 
         Special tokens that the template adds encode no bytes of text.
         """

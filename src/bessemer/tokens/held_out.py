@@ -21,8 +21,8 @@ class HeldOut:
         source: Name of the source.
         inputs: Token ids, (sequences, sequence_length).
         targets: Token ids, (sequences, sequence_length), or classes, (sequences, 1); -1 for padding and end-of-text.
-        bytes: Bytes of text of each sequence's counted targets, (sequences,); 0 where the tokens do not account for the
-            text.
+        bytes: Bytes of text of the targets of each sequence, (sequences,); 0 if the tokenizer is not lossless, so that
+            bits per byte are undefined. For a classifier, bytes of the inputs.
         starts: For packed documents, True where a segment or the padding begins, (sequences, sequence_length); else
             None.
     """
@@ -35,20 +35,20 @@ class HeldOut:
 
     @property
     def num_targets(self) -> int:
-        """Number of targets that count in the loss."""
+        """Number of targets in the loss: those that are not -1."""
         return int((self.targets >= 0).sum())
 
 
 def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-    """Return every source's held-out text as samples of the kind that the run trains on.
+    """Return the held-out text of every source as samples of the kind that the run trains on.
 
-    Every token is a target once, except the first of each source when documents are concatenated. End-of-text and
-    padding count neither in the loss nor in the bytes. The targets of a classifier are the labels.
+    Without `max_tokens`, every token is a target once, except the first of each source when documents are concatenated.
+    End-of-text and padding have target -1 and no bytes. The targets of a classifier are the labels.
 
     Args:
         recipe: The recipe of the run.
         store: Its tokens.
-        max_tokens: Number of tokens to take, evenly spread over each source (default: all).
+        max_tokens: Approximate number of tokens to take, in samples evenly spread over each source (default: all).
     """
     length = recipe.tokens.sequence_length
     if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
@@ -59,7 +59,7 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
 def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
     """Cut the concatenated held-out documents of each source into samples, the last padded with end-of-text tokens.
 
-    With `max_tokens`, take samples that are spread evenly over each source and have at most that many tokens in total.
+    With `max_tokens`, return only about as many tokens, in samples that are evenly spread over each source.
     """
     splits = (store.split(name, "heldout") for name in store.sources)
     sources = [ConcatenatedSplit(split, sequence_length, store.end_of_text) for split in splits]
@@ -87,16 +87,17 @@ def _parts(store: TokenStore, sources: Sequence[SampleSource], length: int, max_
 
 
 def whole_texts(recipe: Recipe, store: TokenStore, count: int = 2) -> npt.NDArray[np.int64]:
-    """Return a few labelled held-out texts without padding, (texts, tokens), all cut to the length of the shortest."""
+    """Return the ids of the first `count` held-out texts of a classifier, (texts, tokens), cut to the shortest of them."""
     tokens = np.concatenate([part.inputs[:count] for part in held_out_samples(recipe, store)])[:count]
     lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1) + len(store.framing.after[-1:])
     return tokens[:, : int(lengths.min())]
 
 
 def _spread(count: int, max_tokens: int | None, total: int) -> npt.NDArray[np.int64]:
-    """Return evenly spaced indices of the `count` samples of one source.
+    """Return evenly spaced indices of samples of one source, which has `count` samples.
 
-    With this spacing in all sources, of `total` tokens, about `max_tokens` tokens are selected. None selects all.
+    The share of samples selected is `max_tokens / total`, where `total` is the number of tokens of all sources, so that about
+    `max_tokens` tokens are selected overall. None selects all.
     """
     share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
     return np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))

@@ -29,13 +29,13 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IgnoredSegment:
-    """The part of a document in a sequence whose targets the degenerate-text gate ignored.
+    """A segment, the part of a document in one sequence, that the degenerate-text gate excluded from the loss.
 
     Attributes:
         row: Row in the batch.
-        segment: Number of the segment in the sequence.
-        tokens: Number of ignored targets.
-        reason: Why they were ignored, one of `degenerate_text.REASONS`.
+        segment: Index of the segment in the sequence, from 0.
+        tokens: Number of excluded targets.
+        reason: Why they were excluded, one of `degenerate_text.REASONS`.
     """
 
     row: int
@@ -49,14 +49,14 @@ class Batch:
     """One data-parallel rank's part of a global batch.
 
     Attributes:
-        first: Number of the first sample of the global batch.
+        first: Number of the first sample of the global batch in the run's order of samples.
         inputs: Token ids that the model reads, (sequences, sequence_length).
         targets: Token ids to predict, (sequences, sequence_length), or classes, (sequences, 1); -1 where there is none.
-        source: Number of each sequence's source, (sequences,).
-        starts: For packed documents, True where a segment or the padding begins, (sequences, sequence_length). None:
-            documents end at their end-of-text tokens.
-        real_lengths: Positions that are not padding, (sequences,). None: nothing is padded.
-        ignored: Segments whose targets are ignored.
+        source: Index of each sequence's source in the mixture, (sequences,).
+        starts: For packed documents, True where a document's part or the padding begins, (sequences, sequence_length).
+            None: documents end at their end-of-text tokens.
+        real_lengths: Number of positions that are not padding, (sequences,). None: nothing is padded.
+        ignored: Segments that the degenerate-text gate excluded from the loss.
         rank: Data-parallel rank that reads this part.
         world: Number of data-parallel ranks.
     """
@@ -73,7 +73,7 @@ class Batch:
 
     @classmethod
     def next_token(cls, first: int, tokens: Ints, source: Ints) -> Batch:
-        """Return the batch for sequences of shape (sequences, sequence_length + 1) whose targets are the next tokens."""
+        """Return a batch for next-token prediction from `tokens`, (sequences, sequence_length + 1); other arguments: `Batch`."""
         return cls(first, tokens[:, :-1], tokens[:, 1:], source)
 
     @property
@@ -82,18 +82,18 @@ class Batch:
         return self.first + self.rank + self.world * np.arange(len(self.inputs), dtype=np.int64)
 
     def row(self, number: int) -> Batch:
-        """Return sequence `number` of the whole global batch as a batch of one sequence."""
+        """Return sequence `number` as a batch of one sequence. The batch must be the whole global batch."""
         return replace(self.part(number, len(self.inputs)), first=self.first + number, ignored=(), rank=0, world=1)
 
     def part(self, rank: int, world: int) -> Batch:
-        """Return the part of the global batch that data-parallel rank `rank` of `world` reads; call on the whole batch."""
+        """Return the part that data-parallel rank `rank` of `world` reads. The batch must be the whole global batch."""
         fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
         rows: dict[str, Any] = {name: field[rank::world] for name, field in fields.items()}
         return replace(self, rank=rank, world=world, **rows)
 
 
 class SampleRows(NamedTuple):
-    """Samples of one source, with the fields and shapes of `Batch`."""
+    """Samples of one source. The fields have the meaning and shapes of those of `Batch`."""
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -102,9 +102,10 @@ class SampleRows(NamedTuple):
 
 
 class ConcatenatedSplit:
-    """Sequences of a split's concatenated documents, each with the token that follows its last one.
+    """The samples of a split whose documents are concatenated and cut into sequences of `length` inputs.
 
-    With `padding`, a token id, the last sequence is padded with it; without, an incomplete last sequence is left out.
+    Targets are the next tokens, so the last target of a sequence is the first input of the next one. With `padding`, a token
+    id, the last sequence is padded with it; without, an incomplete last sequence is left out.
     """
 
     def __init__(self, split: SplitTokens, length: int, padding: int | None = None) -> None:
@@ -116,29 +117,29 @@ class ConcatenatedSplit:
         return self._count
 
     def rows(self, numbers: Ints) -> SampleRows:
-        """Return the arrays of the samples with these numbers."""
+        """Return the samples with these numbers as arrays with one row each."""
         tokens = self.split.sequences(numbers, self.length, self._padding or 0)
         return SampleRows(tokens[:, :-1], tokens[:, 1:])
 
     def documents(self, number: int) -> list[tuple[str, int]]:
-        """Return identity and start position of each document in a sample."""
+        """Return the identity of each document in sample `number`, and the position in the sample where it begins."""
         start, end = number * self.length, (number + 1) * self.length + 1
         return [(identity, max(offset - start, 0)) for identity, offset in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         # A sequence also predicts the first token of the next one, so a document's first token may be a target of the
         # previous sequence.
-        """Return the samples that contain a token of [start, end) of the stream."""
+        """Return the numbers of the samples that contain a token of [start, end) of the split's concatenated documents."""
         return np.arange(max(start - 1, 0) // self.length, min((end - 1) // self.length, len(self) - 1) + 1)
 
 
 class PackedSplit:
-    """Packed sequences of a split: whole documents wherever they fit, and padding.
+    """The samples of a split whose documents are packed: sequences of whole documents wherever they fit, and padding.
 
-    A segment of n tokens takes n positions. Its targets are its tokens; its inputs are the preceding token (end-of-text
-    at the start of a document) and all of its tokens except the last. So every token of every document is a target once
-    per epoch. Padding has end-of-text tokens as inputs and no targets (-1). Tokens of a conversation that are not the
-    assistant's have no targets either.
+    A segment, the part of a document in one sequence, of n tokens takes n positions. Its targets are its tokens; its inputs
+    are the preceding token (end-of-text at the start of a document) and all of its tokens except the last. So every token
+    of every document is a target once per epoch. Padding has end-of-text tokens as inputs and no targets (-1). Tokens of a
+    conversation that are not the assistant's have no targets either.
     """
 
     def __init__(self, split: SplitTokens, pack: Pack, end_of_text: int) -> None:
@@ -150,7 +151,7 @@ class PackedSplit:
         return len(self.pack)
 
     def rows(self, numbers: Ints) -> SampleRows:
-        """Return the arrays of the samples with these numbers."""
+        """Return the samples with these numbers as arrays with one row each."""
         shape = (len(numbers), self.pack.length)
         inputs = np.full(shape, self._end_of_text, dtype=np.int64)
         targets = np.full(shape, -1, dtype=np.int64)
@@ -171,26 +172,26 @@ class PackedSplit:
         return SampleRows(inputs, targets, starts, real)
 
     def _segments(self, number: int) -> tuple[Ints, Ints]:
-        """Return the starts of a sequence's segments in the stream, and their sizes, in tokens."""
+        """Return the start of each segment of sequence `number` in the concatenated documents, and its size, in tokens."""
         segments = slice(int(self.pack.first[number]), int(self.pack.first[number + 1]))
         return self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
 
     def documents(self, number: int) -> list[tuple[str, int]]:
-        """Return identity and start position of each document in a sample."""
+        """Return the identity of each document in sample `number`, and the position in the sample where it begins."""
         starts, sizes = self._segments(number)
         rows = zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
         return [(name, offset) for start, end, offset in rows for name, _ in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
-        """Return the samples that contain a token of [start, end) of the stream."""
+        """Return the numbers of the samples that contain a token of [start, end) of the split's concatenated documents."""
         return self.pack.samples_in(start, end)
 
 
 class LabelledTexts:
-    """Labelled documents of one source and split, one per row, cut or padded to `length`.
+    """The samples of a classifier: labelled documents of one source and split, each cut or padded to `length` tokens.
 
-    Each row has the ids of `framing` around the text, or end-of-text before it. Documents contain no end-of-text, so a
-    text ends at the first one after its first token.
+    Each has the ids of `framing` around the text, or end-of-text before it if `framing` is None. The padding is end-of-text,
+    which texts do not contain, so a text ends at the first end-of-text after its first token.
     """
 
     def __init__(self, split: SplitTokens, length: int, end_of_text: int, framing: Framing | None = None) -> None:
@@ -210,7 +211,7 @@ class LabelledTexts:
         return len(self.starts)
 
     def rows(self, numbers: Ints) -> SampleRows:
-        """Return the arrays of the samples with these numbers."""
+        """Return the samples with these numbers as arrays with one row each."""
         tokens = np.full((len(numbers), self._length), self._end_of_text, dtype=np.int64)
         for row, number in zip(tokens, numbers, strict=True):
             end = min(self._offset + int(self.lengths[number]), self._length - self._closed)
@@ -218,12 +219,12 @@ class LabelledTexts:
         return SampleRows(tokens, self.labels[numbers, None])
 
     def documents(self, number: int) -> list[tuple[str, int]]:
-        """Return identity and start position, 0, of the document in a sample."""
+        """Return the identity of the document of sample `number`, and the position where it begins, 0."""
         start = int(self.starts[number])
         return [(identity, 0) for identity, _ in self._split.documents(start, start + 1)]
 
     def samples_in(self, start: int, end: int) -> Ints:
-        """Return the sample of the document that starts at `start` of the stream."""
+        """Return the number of the sample whose document starts at token `start` of the split's concatenated documents."""
         return np.searchsorted(self.starts, [start])
 
 
@@ -235,12 +236,12 @@ SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
 class Loader:
     """A reader of a run's samples in the run's order.
 
-    Rank r of `world` takes the slots r, r + world, ... of each global batch, so the samples of a batch do not depend on
-    the number of processes.
+    Rank r of `world` reads the samples r, r + world, ... of each global batch, so the samples of a global batch do not depend
+    on the number of processes.
 
     Args:
         sources: Samples of each source, in the mixture's order.
-        mixture: The mixture, which maps slots to sources and sequences.
+        mixture: The mixture, which maps each sample of the run to a source and a sequence of it.
         rank: Data-parallel rank of this process.
         world: Number of data-parallel ranks.
         transforms: Functions applied to each batch in turn.
@@ -253,7 +254,7 @@ class Loader:
         self.sources, self.mixture, self.rank, self.world, self.transforms = sources, mixture, rank, world, transforms
 
     def batch(self, first: int, count: int) -> Batch:
-        """Return this rank's part of the global batch of samples [first, first + count)."""
+        """Return this rank's part of the global batch of samples [first, first + count) in the run's order."""
         draw = self.mixture.draw(first, count)
         mine = slice(self.rank, None, self.world)
         sources, samples = draw.source[mine], draw.sequence[mine]
@@ -272,7 +273,7 @@ class Loader:
         return batch
 
     def documents(self, first: int, count: int) -> list[dict[str, Any]]:
-        """Describe samples [first, first + count).
+        """Describe samples [first, first + count) in the run's order, for all ranks.
 
         Returns:
             A dictionary per sample: its number (`sample`), `source`, `sequence` within the source, identities of its
@@ -306,7 +307,7 @@ def open_samples(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sa
 def open_loader(
     recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1, transforms: tuple[Callable[[Batch], Batch], ...] = ()
 ) -> Loader:  # fmt: skip
-    """Open the training samples of a recipe, mixed by its weights, or in proportion to their size without weights.
+    """Open the training samples of a recipe, mixed by the weights of its sources, or by their sizes without weights.
 
     Args:
         recipe: The recipe.
@@ -329,13 +330,13 @@ def open_loader(
 
 
 def prefetch(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
-    """Yield global batches that a thread reads ahead.
+    """Yield this rank's parts of global batches, which a thread reads ahead.
 
-    An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.
+    An error of the thread is raised when the batch that caused it is due. Closing the iterator ends the thread.
 
     Args:
         loader: The loader.
-        spans: First sample and number of samples of each batch, in order.
+        spans: First sample and number of samples of each global batch, in order.
         depth: Number of batches to read ahead.
     """
     ahead: deque[Future[Batch]] = deque()
