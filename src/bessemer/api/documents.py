@@ -140,7 +140,10 @@ class TextDataset:
         return TextDataset(self.keys, run.path)
 
     def lend(self, run: RunDirectory) -> None:
-        """Hard-link documents that are already built into a run that has none."""
+        """Hard-link this dataset's documents, if they have been built, into the run directory `run`.
+
+        A run that already has documents is left unchanged.
+        """
         if self.path is not None or "_run" in self.__dict__:
             link_stage(self._run.corpus, run.corpus)
 
@@ -158,9 +161,10 @@ class TextDataset:
         return dict(read_json(self._run.corpus / "statistics.json"))
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        """Yield each document as a dict.
+        """Yield each document as a dict of strings.
 
-        The keys are identity, text, source, path, place, url, language, metadata (JSON) and label.
+        The keys are identity, text, source, path (the file it was read from), place (its position in that file), url,
+        language, metadata (a JSON object) and label.
         """
         from bessemer.corpus.document import COLUMNS
 
@@ -209,7 +213,11 @@ class TextDataset:
         return part_files(published_folder(self._run.corpus) / "documents")
 
     def _with(self, keys: Mapping[str, Any]) -> TextDataset:
-        """Return a dataset with these keys of [corpus] set. With filters that only this process can import, no workers run."""
+        """Return a dataset with these keys of [corpus] set.
+
+        If a filter is defined in a notebook, one local process builds the documents. InputError is raised if `workers` or
+        `engine` asks for anything else.
+        """
         changed = {**self.keys, **keys}
         names = [use["use"].partition("@")[0] for use in changed.get("filters", ()) if is_of_process(use["use"])]
         if names and "workers" not in changed:

@@ -17,7 +17,7 @@ from bessemer.tokens.shards import TokenStore
 class TokenSequences:
     """A map-style dataset of fixed-length sequences, cut from the concatenated documents of each source.
 
-    Each item has the token that follows each position as its target.
+    An item is a dict with `input_ids` and `targets`, the input ids shifted by one token.
     """
 
     def __init__(self, store: TokenStore, length: int, split: str) -> None:

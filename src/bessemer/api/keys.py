@@ -41,7 +41,7 @@ def with_keys(tables: Mapping[str, Any], keys: Mapping[str, Any]) -> Tables:
 
 
 def run_table(path: Path) -> Tables:
-    """Return the [run] table for a run directory."""
+    """Return the tables of a recipe that only names the run directory `path`: `run.name` and `run.dir`."""
     folder = path.absolute()
     return {"run": {"name": folder.name, "dir": str(folder.parent)}}
 
@@ -65,7 +65,10 @@ def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted:
 
 
 def require_part(kind: str, part: object) -> None:
-    """Raise InputError unless `part`, such as a filter, is an instance of a valid extension class of this kind."""
+    """Raise InputError unless `part` is an instance of a valid extension class.
+
+    `kind` names the type of extension, such as filters, and so the base class that the class has to subclass.
+    """
     target = type(part)
     if isinstance(part, type):
         raise InputError(f"{kind}: {part.__name__} is a class; pass an instance, {part.__name__}()")
@@ -73,10 +76,10 @@ def require_part(kind: str, part: object) -> None:
 
 
 def use_of(kind: str, part: ExtensionBase) -> Tables:
-    """Return the recipe table that names an extension object.
+    """Return the recipe entry for an extension object: `use`, a reference to its class, and the options set on it.
 
-    A class that other processes cannot import is registered under a name that only this process knows. Raises InputError for
-    a class that cannot be used.
+    `kind` names the type of extension, such as filters. A class that other processes cannot import is registered under a
+    name that only this process can resolve. Raises InputError for a class that cannot be used.
     """
     require_part(kind, part)
     target = type(part)

@@ -214,7 +214,10 @@ class TrainingRun:
         return step_batch(self.path, step, Journal.read(self.files.journal).omitted, transforms)
 
     def _open(self, step: int | None) -> tuple[TokenStore, Trainer, Tokenizer]:
-        """Load the model of a checkpoint, or return the loaded one if it is the same."""
+        """Return the tokens, the trainer with the model of checkpoint `step` (None: the newest), and the tokenizer.
+
+        The last loaded model is cached.
+        """
         from bessemer.tokens.tokenizer import Tokenizer
         from bessemer.train.state import load_model
 

@@ -44,9 +44,12 @@ class TokenDataset:
         path: Path | None = None,
         lend: Callable[[RunDirectory], None] = lambda run: None,
     ) -> None:
-        """Create a dataset from tables of a recipe, or of the tokens in the run directory `path`.
+        """Create a dataset.
 
-        `lend` is called with a run directory and hard-links documents there that were already built elsewhere.
+        Args:
+            tables: Tables of the recipe that makes the tokens; empty for tokens that exist.
+            path: Run directory that holds the tokens; None if they are not written yet.
+            lend: Function that hard-links documents that were built elsewhere into the run directory it is called with.
         """
         self.tables, self.path, self._lend_documents = dict(tables), path, lend
 
@@ -79,10 +82,10 @@ class TokenDataset:
         return TokenDataset(self.tables, run.path, self._lend_documents)
 
     def lend(self, run: RunDirectory) -> None:
-        """Hard-link corpus and tokens into a run that has none.
+        """Hard-link this dataset's corpus and tokens into the run directory `run`, unless it already has a corpus or tokens.
 
         Raises:
-            InputError: The run has other tokens.
+            InputError: The run already has other tokens.
         """
         theirs = RunDirectory(self.store.folder.parent)
         for source, target in ((theirs.corpus, run.corpus), (theirs.tokens, run.tokens)):
@@ -192,7 +195,10 @@ def _checked(split: str) -> str:
 
 
 def link_stage(source: Path, target: Path) -> None:
-    """Publish a stage of another run, if it has it, at `target` by hard links, unless `target` exists."""
+    """Hard-link the files of a stage of another run, such as its corpus, from the folder `source` to `target`.
+
+    Does nothing if `source` does not exist or `target` does.
+    """
     if source.exists() and not target.exists():
         with staging(target) as staged:
             link_or_copy(source.resolve(), staged)

@@ -56,9 +56,14 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
-    """Return the planner's input for a recipe; arguments as for `goal_of`.
+    """Return the planner's input for a recipe.
 
-    The vocabulary size and the number of classes come from the tokens of the run, or from the recipe alone without them.
+    The vocabulary size and the number of classes come from the run's tokens or, before these exist, from the recipe.
+
+    Args:
+        recipe: The recipe.
+        model: Model to plan instead of the recipe's.
+        is_open: True if there is no recipe file, so the planner may choose settings that a run would choose.
     """
     folder = RunDirectory(recipe.run.folder).tokens
     vocabulary, labels = summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
@@ -83,11 +88,11 @@ def plan_request_of(
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
-    """Plan a request, leaving devices unused if no good layout uses all of them.
+    """Plan a request, leaving some devices unused if no good layout uses all of them.
 
-    If the planner chooses the layout, and either no layout uses all devices or only a far larger batch than the proposed one
-    divides over them, up to a tenth of the devices are left as spares, and a note reports this. `how` are keyword arguments
-    of `make_plan`. Raises InputError if no layout fits.
+    If the recipe fixes the layout, all devices are used. Otherwise up to a tenth of them stay unused, with a note in the
+    plan, if all devices have no layout or only one with a far larger global batch. `how` are keyword arguments of
+    `make_plan`. Raises InputError if no layout fits.
     """
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goals = [replace(goal, notes=(*request.notes, *goal.notes))]

@@ -19,16 +19,22 @@ from bessemer.workflow.session import Session
 def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int) -> paired.Json:
     """Train two recipes with the seeds 1 to `num_seeds` and compare their held-out bits per byte.
 
-    Each training is a run directory in compare/ of A's `run.dir`, named after the recipe and the seed. Finished ones are used
-    again. The folder also has the results and the ledger of all comparisons.
+    Each training has a run directory in the folder `compare` of the first recipe's `run.dir`, named after the recipe and
+    the seed. Trainings that are already finished are not repeated. The folder also holds the results and comparisons.jsonl,
+    a list of all comparisons.
 
     Args:
-        recipes: A, the baseline, and B.
-        references: Files or names that they were loaded from.
-        num_seeds: Number of pairs.
+        recipes: The baseline A and the recipe B.
+        references: File or name that each recipe was loaded from.
+        num_seeds: Number of pairs of trainings.
+
+    Returns:
+        The content of the result file (scores of both, their differences, p-value and the better recipe) and the path of
+            the
+        HTML page as `page`.
 
     Raises:
-        InputError: The recipes do not compare.
+        InputError: The recipes are equal or cannot be compared.
         Stopped: A signal stopped the comparison; the same call resumes it.
     """
     folder = Path(recipes[0].run.dir).expanduser() / "compare"
@@ -56,7 +62,10 @@ def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int
 
 
 def _train(first: Session, seed: int) -> RunDirectory:
-    """Train a recipe with a seed unless that is done, and return its run. All seeds use the values derived for the first."""
+    """Train a recipe with a seed, unless that run is already evaluated, and return its run.
+
+    `first` is the session of seed 1. Other seeds use its tokens and the values that were derived for it.
+    """
     session, (name, _, _) = first, first.run.path.name.rpartition("-")
     if seed > 1:
         recipe = paired.trial(load(first.run.recipe), first.run.path.parent, name, seed)

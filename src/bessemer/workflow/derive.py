@@ -36,17 +36,18 @@ PROBE_VOCABULARY = 1024
 def filled(
     recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0, restarts: bool = False
 ) -> Recipe:
-    """Return the recipe with every value filled in that follows from its text, such as the model's size.
+    """Return the recipe with the values filled in that follow from the size of its text, such as the model's depth.
 
-    The text is the built corpus if there is one, else the raw files. The recipe of a trained run gets the values of the run.
+    The size is that of the built corpus if there is one, else that of the raw files. If the run has checkpoints, the values
+    come from the recipe that it was trained with.
 
     Args:
-        recipe: The recipe as given.
+        recipe: The recipe as the user gave it.
         run: Its run directory.
-        record: True to write basis.json and, if it changed, print each derived value with its reason.
+        record: True to write the measurements to basis.json and, if they changed, print each derived value with its reason.
         show: True to print each derived value with its reason without writing anything.
-        ids: Largest vocabulary that the text supports, if the derived one was too large; else 0.
-        restarts: True if the training in the run directory will be removed.
+        ids: Largest vocabulary size that the text supports, from a tokenizer training that needed fewer ids; 0: unknown.
+        restarts: True to ignore the run's checkpoints, because the training will be removed.
     """
     if not restarts and checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
         return resume_policy.resumed(recipe, stored)
@@ -74,7 +75,7 @@ def filled(
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:
-    """Return the tokens that a micro-batch may hold on this machine if the recipe does not set it."""
+    """Return the default maximum number of tokens in a micro-batch on this machine's device."""
     from bessemer.train import device as devices
 
     return recipe_defaults.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
@@ -84,11 +85,11 @@ def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None 
     """Fill in the values of a recipe that follow from the model's depth and from this machine.
 
     Args:
-        recipe: The recipe as given.
+        recipe: The recipe as the user gave it.
         vocabulary: Vocabulary size of the tokenizer.
-        labels: Number of classes of a classifier.
-        steps: Number of training steps that `train.minutes` gives; None if unknown.
-        known: Token counts, as summary.num_tokens returns them.
+        labels: Number of classes of a classifier; 0 for other models.
+        steps: Number of training steps that fit in `train.minutes`; None if unknown.
+        known: `unique_tokens` and `held_out_tokens`, the numbers of training and held-out tokens, if known.
     """
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
@@ -104,7 +105,10 @@ def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float
 
 
 def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
-    """Return the measurements in basis.json and the identity of the corpus they were taken from; None without a valid file."""
+    """Return the content of basis.json: the measurements, and the digest of the corpus that they were taken from.
+
+    None if the file is missing or damaged. The digest is "" for measurements of raw files.
+    """
     facts = read_json_or_none(run.basis)
     try:
         return None if facts is None else (Basis(**facts["basis"]), facts["corpus"])
@@ -135,10 +139,10 @@ def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
 
 
 def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
-    """Return the numbers of training and held-out tokens, named as in tokens/summary.py.
+    """Return the numbers of training tokens (`unique_tokens`) and held-out tokens (`held_out_tokens`).
 
-    They are counted in the shards if these exist, else estimated from the raw files. Empty if the raw files are on another
-    machine, for example when a laptop plans a run on a cluster.
+    They are counted in the token shards if these exist, else estimated from the size of the raw files. The dict is empty if
+    the raw files are not on this machine, for example when a laptop plans a run on a cluster.
     """
     if (known := summary.num_tokens(run.tokens)) or not (text_bytes := _bytes_here(recipe)):
         return known
@@ -148,10 +152,10 @@ def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
 
 
 def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> tuple[Basis, str]:
-    """Measure the text and the machine that values are derived from.
+    """Measure the text and the machine that recipe values are derived from.
 
-    Returns the measurements and the identity of the corpus, "" for raw files. `old` is the result of `_recorded`: its
-    measurements of the machine are kept, and those of the text too if the corpus is unchanged.
+    Returns the measurements and the digest of the corpus, "" for raw files. `old` is the result of `_recorded`: its
+    measurements of the machine are reused, and those of the text too if the digest is unchanged.
     """
     built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
@@ -175,9 +179,9 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
 
 
 def with_held_out(recipe: Recipe, run: RunDirectory, ids: int | None = None) -> Recipe:
-    """Return a recipe with the held-out share that follows from its built corpus, unless it sets one.
+    """Return a recipe whose held-out share follows from the size of its built corpus, unless the recipe sets the share.
 
-    `ids`, if given, becomes the vocabulary.
+    `ids`, if not None, replaces the vocabulary size.
     """
     sized = recipe.changed(model={"depth": 1}, train={"steps": 1})  # needs no measured speed
     tokens = sizing.derive(sized, _basis(sized, run, None)[0])[0].tokens

@@ -37,7 +37,8 @@ def plan_only(
 ) -> tuple[dict[str, Any], ResolvedRecipe]:
     """Predict time, memory and cost of a recipe without creating a run directory, for `bessemer plan`.
 
-    Returns the plan, as in plan.json, and the resolved recipe. Training steps are timed for `measure_seconds`.
+    Returns the plan, a dict with the content of plan.json, and the resolved recipe. Training steps are timed for about
+    `measure_seconds`.
     """
     from bessemer.workflow import extend, resume_policy
 
@@ -59,9 +60,10 @@ def plan_only(
 
 
 def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[dict[str, Any], ResolvedRecipe]:
-    """Return the plan and the resolved recipe of a run that could start or resume now, for `bessemer check`.
+    """Return the plan (the content of plan.json) and the resolved recipe of a run, without starting it.
 
-    Raises InputError if it could not. `reference` is the file or name that the recipe was loaded from.
+    Raises InputError if the run could not start or resume now. `reference` is the file or name that the recipe was loaded
+    from.
     """
     from bessemer.workflow import resume_policy, reuse
 
@@ -80,17 +82,17 @@ def planned_run(
     """Time a few training steps, plan the run, and turn `train.minutes` into steps.
 
     Args:
-        recipe: The recipe as given.
+        recipe: The recipe as the user gave it.
         resolved: The same recipe, resolved.
         vocabulary: Vocabulary size of the tokenizer.
-        labels: Number of classes of a classifier.
-        known: Token counts, as summary.num_tokens returns them.
+        labels: Number of classes of a classifier; 0 for other models.
+        known: The numbers of training tokens (`unique_tokens`) and held-out tokens (`held_out_tokens`); empty if unknown.
         measure_seconds: Seconds of training steps to time; 0: none.
         data_half: "made here" if corpus or tokens were made in this process, "to come" if they will be made in the process
-            that trains, "" otherwise. Their libraries take memory.
+        that trains, "" otherwise. The libraries that make them stay in memory.
 
     Returns:
-        The plan and the resolved recipe with its steps.
+        The plan (the content of plan.json) and the resolved recipe with its number of steps.
     """
     from bessemer.train.task import config_of
 
@@ -168,7 +170,15 @@ class Planner:
     def of(
         cls, resolved: ResolvedRecipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
     ) -> Planner:
-        """Build the planner of a resolved recipe.
+        """Build the planner of a resolved recipe on this machine's device.
+
+        Args:
+            resolved: The resolved recipe.
+            config: Configuration of its model.
+            held_out_tokens: Number of held-out tokens; None if unknown.
+            data_half: "made here" if corpus or tokens were made in this process, "to come" if they will be made in the
+                process
+            that trains, "" otherwise. The libraries that make them stay in memory.
 
         Raises:
             InputError: The layout or the memory budget is not possible.
@@ -215,8 +225,9 @@ class Planner:
         """Time a training step in this process, for about `seconds`.
 
         Returns:
-            Seconds per step, and on a CPU with one process the bytes that it takes. None for the first if the model is too
-                slow or too large to time.
+            Seconds per step, None if the model is too slow or too large to time. Then the memory of a step in bytes, None
+                unless
+            it was measured, which needs a CPU and a run with one process.
         """
         from bessemer.train.measure import measure_step
 

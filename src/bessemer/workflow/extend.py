@@ -68,9 +68,9 @@ def extension_start(
 
 
 def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store: TokenStore, start: int) -> None:
-    """Raise InputError if the extended run would have read other samples up to step `start`.
+    """Raise InputError if the longer run would have read other samples up to step `start` than the shorter one did.
 
-    `recipes` are the stored and the requested one.
+    `recipes` are the stored recipe of the run and the requested one with more steps.
     """
     samples = recipes[0].batches.without(Journal.read_run(run).omitted).after(start)
     phases = (open_loader(recipe, store).mixture.phases for recipe in recipes)
@@ -101,9 +101,10 @@ def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
 
 @contextmanager
 def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
-    """Restore the newest checkpoint from the mirror if the run has none, and record it.
+    """Context manager that first restores the run's newest checkpoint from its mirror, if the run has no checkpoint.
 
-    If the block raises OtherRecipe, the mirror belongs to another run, and the restored checkpoint is removed again.
+    The restoration is recorded as an incident. If the `with` block raises OtherRecipe and the run had no recipe before, the
+    mirror belongs to another run: the restored files are removed again and InputError is raised.
     """
     was_planned = run.recipe.exists()
     if (restored := restore_missing(recipe, run)) is None:
@@ -147,22 +148,22 @@ def resolve(
     """Fill in the values of a run's recipe like `derive.resolve`, with `train.minutes` of a trained run turned into steps.
 
     Args:
-        recipe: The recipe as given.
-        stored: Resolved recipe of a trained run, else None.
+        recipe: The recipe as the user gave it.
+        stored: Resolved recipe of a trained run; None for an untrained run.
         run: The run directory.
         vocabulary: Vocabulary size of the tokenizer.
-        labels: Number of classes of a classifier.
-        known: Token counts, as summary.num_tokens returns them.
+        labels: Number of classes of a classifier; 0 for other models.
+        known: The numbers of training tokens (`unique_tokens`) and held-out tokens (`held_out_tokens`); empty if unknown.
     """
     steps = None if stored is None else _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
     return derive.resolve(recipe, vocabulary, labels, steps, **known)
 
 
 def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirectory, held_out_tokens: int) -> int | None:
-    """Return the number of steps that `train.minutes` gives for a run that was planned before.
+    """Return the number of steps that `train.minutes` allows for a run that was trained before.
 
-    The planned steps stay if the minutes are unchanged. Otherwise the number follows from the median step time so far and the
-    time of validations. None: a step has to be timed.
+    If the minutes are unchanged, it is the planned number. Otherwise it follows from the median time of the last steps and
+    the time for validation and saving. None if the recipe sets steps or no minutes, or if no step has been timed yet.
     """
     minutes = requested.train.minutes
     if minutes is None or requested.train.steps is not None:

@@ -97,7 +97,13 @@ def check(
 
 
 def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool = False) -> None:
-    """Raise InputError for an unusable learning rate or warmup, and warn of unusual rates and unused keys."""
+    """Raise InputError for an unusable learning rate or warmup, and warn of unusual rates and unused keys.
+
+    Args:
+        recipe: The recipe as the user gave it.
+        resolved: The same recipe, resolved.
+        has_begun: True if the run already has checkpoints, so that its warmup is not checked again.
+    """
     require_rate(resolved)
     warn_of_unused(resolved)
     if not resolved.train.schedule.is_built_in:  # a user's class that fails should fail before the training
@@ -189,7 +195,8 @@ def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
 def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> None:
     """Raise InputError if a recipe sets both `train.steps` and `train.minutes`.
 
-    A run's own recipe may have both: the requested minutes and the steps derived from them.
+    The recipe file that a run stores may have both: the requested minutes and the steps derived from them. `reference`, the
+    file or name that the recipe was loaded from, tells if it is that file.
     """
     kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
     if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
@@ -216,7 +223,10 @@ def require_rate(resolved: ResolvedRecipe) -> None:
 
 
 def _model_tokenizer(recipe: Recipe) -> None:
-    """Raise InputError if `transformers` tokenizes differently with the tokenizer of `model.from`."""
+    """Raise InputError if Bessemer and `transformers` tokenize differently with the tokenizer of the model in `model.from`.
+
+    Does nothing if the recipe uses no such model or another tokenizer.
+    """
     path, source = recipe.tokenizer.path, recipe.model.from_
     if source is None or path is None:
         return
@@ -235,9 +245,10 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError if `transformers` would tokenize or compute differently after an export of this recipe.
+    """Raise InputError if an export of this recipe would tokenize or compute differently in `transformers` than here.
 
-    The recipe's tokenizer, or one trained like it, and a small model of a user's family are tried.
+    The check exports the recipe's tokenizer, or a small one trained like it, without weights. For a model family defined by
+    the user it also exports a small model.
     """
     from bessemer.export.hugging_face import ExportFiles, try_export
     from bessemer.train.task import config_of
@@ -259,7 +270,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
 
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the recipe's tokenizer, or train a small one that splits text like the one to be trained."""
+    """Load the recipe's tokenizer or, if the recipe trains one, train a small one with the same pre-tokenizer."""
     from bessemer.model.huggingface.gate import GATE_TEXTS
 
     if recipe.tokenizer.path is not None:

@@ -18,11 +18,14 @@ FEW_STEPS = 10  # a training with fewer learns next to nothing
 
 
 def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> RunSpec:
-    """Resolve the recipe, compare it with that of the run directory, and plan the run.
+    """Resolve the recipe, decide if the run starts, resumes or is extended, plan it, and write its recipe.toml and plan.json.
 
     Args:
         session: Recipe and run; the tokens must be built.
         measure_seconds: Seconds of training steps to time, to predict the duration.
+
+    Raises:
+        InputError: The run cannot continue under this recipe, or its memory far exceeds that of the machine.
     """
     from bessemer.train import device as devices
     from bessemer.workflow import extend, resume_policy

@@ -29,7 +29,7 @@ class OtherRecipe(InputError):
 
 
 def new_run(run: RunDirectory) -> str:
-    """Return the closing advice of an error about a run that cannot resume under a recipe."""
+    """Return the advice with which an error ends if the run at `run` cannot resume under the requested recipe."""
     return f"to train another recipe, choose another run.name; train.start = {str(run.path)!r} takes over these weights"
 
 
@@ -60,7 +60,7 @@ def changes(stored: Recipe, requested: Recipe) -> list[str]:
 
 
 def _is_among(key: str, keys: Sequence[str]) -> bool:
-    """Return True if `keys` contain the key or a table that contains it."""
+    """Return True if `keys` contain the dotted key or a table that it is in."""
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
@@ -70,10 +70,10 @@ HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
 
 def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
-    """Return the requested recipe with the keys that it leaves out taken from the trained run.
+    """Return the requested recipe with the values of the stored one for the keys that the requested one leaves out.
 
-    Of the keys that may change between sessions, only those that a recipe derives are taken. The others, if left out, return
-    to their defaults.
+    Exceptions are keys that may change between sessions and have a fixed default, which they return to, and digests of user
+    code. If the requested recipe sets the training length, the stored one is not used.
     """
     train = requested.train
     unset = (*CODES, *HORIZON) if train.has_horizon else CODES
@@ -88,9 +88,10 @@ def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
 
 
 def _left_out(requested: Section, stored: Section, unset: Sequence[str], table: str = "") -> dict[str, Any]:
-    """Return the values in `stored` of the keys that a table of the requested recipe, or its subtables, leave out.
+    """Return the values of `stored` for the keys that `requested` does not set, as nested dicts.
 
-    `table` is the dotted name of the table. Keys listed in `unset` stay left out.
+    Both are the table `table` (a dotted name) of a recipe, with its subtables. Not included are the dotted keys in `unset`
+    and those that may change between sessions and have a fixed default.
     """
     values: dict[str, Any] = {}
     for key, info in type(stored).model_fields.items():

@@ -55,7 +55,10 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 
 
 def say_where(stage: Path, storage: str | None) -> None:
-    """Report where the large files of a stage are if that is not `storage`, which the recipe names. They are not moved."""
+    """Print where the large files of a stage are if they are not in `storage`, the folder that the recipe names for them.
+
+    None stands for the stage's own folder. The files are not moved.
+    """
     folder = published_folder(stage)
     is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_path(storage)}/")
     if not is_there:
@@ -102,10 +105,10 @@ def trained_on(run: RunDirectory) -> str | None:
 
 
 def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
-    """Return True if a stage is current, False if it may be built, and None if it must not be rebuilt.
+    """Return True if a stage was built from the current inputs, False if it may be built, and None if it must not be rebuilt.
 
-    It must not be rebuilt if its inputs changed and checkpoints were trained on it. `inputs` is the digest of its inputs by
-    path and time, and `content` computes the digest by content, which is slower.
+    It must not be rebuilt if its inputs changed and checkpoints were trained on it. `inputs` is the digest of the input
+    files' paths and times. `content` computes the slower digest of their content, which decides if the first one differs.
     """
     built = stage_facts(folder)
     if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
@@ -122,7 +125,10 @@ def _is_whole(folder: Path, inputs: str) -> bool:
 
 
 def is_undamaged(verify: Callable[[], None], action: str) -> bool:
-    """Return True if `verify` raises no error; otherwise print a warning with the error and the consequence `action`."""
+    """Return True if `verify` raises no BessemerError; otherwise print its error as a warning and return False.
+
+    `action` ends the warning. It says what happens next, such as "writing the tokens again".
+    """
     try:
         verify()
     except BessemerError as error:
@@ -143,10 +149,11 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
 
 @contextmanager
 def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
-    """Reuse a stage that another run under the same folder, or one folder up, has built from equal `inputs`.
+    """Context manager that lets runs with equal inputs build a stage only once.
 
-    Yields the other run's folder, or None if the block has to build the stage; runs that need the same stage wait for it.
-    Only published, undamaged stages are reused. They are copied if hard links are impossible.
+    It looks for a finished, undamaged stage with the digest `inputs` in the runs next to this run and one folder up, after
+    waiting for one that is building. Such a stage is linked or copied to `folder`, and its run directory is yielded. None
+    is yielded if there is none, so that the `with` block builds it.
     """
     file = folder.parent.parent / f".building-{folder.name}-{inputs[:16]}"
 

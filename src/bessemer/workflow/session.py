@@ -20,7 +20,15 @@ from bessemer.run.files import read_json_or_none, write_json
 
 @dataclass
 class Session:
-    """One command's work on one run: the recipe as given, and the results of its stages."""
+    """One command's work on one run.
+
+    Attributes:
+        recipe: The recipe as the user gave it.
+        run: The run directory.
+        results: One dict per finished stage with its `name`, `seconds` and `skipped`.
+        warnings: Warnings of the current stage, printed when it ends.
+        began: Start time of the command.
+    """
 
     recipe: Recipe
     run: RunDirectory
@@ -29,9 +37,13 @@ class Session:
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
-        """Run a stage unless it is current, and report it.
+        """Run a stage and print its result line, or print that it was skipped.
 
-        `work` returns a result line, or None if nothing was to do. `result` is the result line of a current stage.
+        Args:
+            name: Name of the stage.
+            work: Function that does the work and returns the result line; None if there was nothing to do.
+            current: True to skip `work`, because the stage's output is up to date.
+            result: Text to print for a skipped stage.
         """
         started = perf_counter()
         try:

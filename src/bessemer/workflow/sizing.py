@@ -96,23 +96,23 @@ class Choice:
 
 
 def held_out_bytes(text_bytes: int) -> int:
-    """Return the number of bytes to hold out of a text of this size."""
+    """Return the number of bytes to hold out of `text_bytes`: sqrt(10,000 x text_bytes), at most a tenth of the text."""
     return max(min(round(math.sqrt(text_bytes * HELD_OUT_BYTES)), int(text_bytes * HELD_OUT_LIMIT)), 1)
 
 
 def default_minutes(text_bytes: int) -> float:
-    """Return the default training time in minutes for a text of this size."""
+    """Return the default training time in minutes: 2 for up to 50 kB of text, 4 more per factor of 10, at most 20."""
     grown = MIN_MINUTES + MINUTES_PER_DECADE * math.log10(max(text_bytes, 1) / MINUTES_FROM_BYTES)
     return round(min(max(grown, MIN_MINUTES), MAX_MINUTES), 1)
 
 
 def bytes_per_token(vocabulary: int) -> float:
-    """Estimate the bytes of text per BPE token: 1 with 256 ids, 2.3 with 1,024, at most 4.4."""
+    """Estimate the bytes of text per BPE token as 1 + 0.65 log2(vocabulary / 256), at most 4.4."""
     return min(1.0 + 0.65 * math.log2(max(vocabulary, 257) / 256), 4.4)
 
 
 def needs_speed(recipe: Recipe) -> bool:
-    """Return True if the recipe needs the machine's speed: to size a model that is trained for a number of minutes."""
+    """Return True if the recipe trains for a number of minutes and has no model size, which then follows from the speed."""
     train = recipe.train
     return not recipe.model.has_size and train.steps is None and (train.minutes is not None or not train.has_horizon)
 
@@ -178,7 +178,7 @@ class _Derivation:
 
     @property
     def _unique(self) -> float:
-        """Approximate number of training tokens in the text, read once."""
+        """Approximate number of training tokens in one epoch of the text."""
         vocabulary = self.recipe.tokenizer.vocabulary or self._vocabulary_of(self.recipe.model.depth or MAX_DEPTH)
         learnt = self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)
         return max(learnt, 0) / bytes_per_token(vocabulary)
@@ -224,7 +224,7 @@ class _Derivation:
 
     @property
     def _depth(self) -> int:
-        """The model's depth, or the depth of a model of the same width."""
+        """The model's depth; for a model given by its width, the depth at which the depth dial has that width."""
         model = self.recipe.model
         return max((model.width or self.basis.width) // 64 or model.depth or model.layers or MAX_DEPTH, 1)
 
