@@ -82,7 +82,7 @@ def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
 
 
 def say(line: str = "") -> None:
-    """Print a line of rich markup. Escape text that comes from data."""
+    """Print a line of rich markup and copy it to the log. The caller must escape text that comes from data."""
     line = printable(line)
     console().print(line, soft_wrap=True)
     if LOG in os.environ:
@@ -92,7 +92,7 @@ def say(line: str = "") -> None:
 
 
 def log(line: str) -> None:
-    """Append a line with its time (UTC) to the log file of `log_to`, if any. A file that cannot be written is ignored."""
+    """Append a line with its time (UTC) to the file that `log_to` set, if any. Write errors are ignored."""
     if (path := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redact(line)).strip()}\n")
@@ -100,7 +100,7 @@ def log(line: str) -> None:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Copy printed lines, and the error that ends the block, to a file."""
+    """Copy the lines printed within the block, and an exception that ends it, to a file."""
     with variable(LOG, str(path.absolute())):
         try:
             yield
@@ -110,7 +110,7 @@ def log_to(path: Path) -> Iterator[None]:
 
 
 def warn(line: str) -> None:
-    """Print a warning, also under `--json`."""
+    """Print a warning and copy it to the log; `--json` does not suppress it."""
     from rich.markup import escape
 
     line = printable(redact(line))
@@ -133,10 +133,10 @@ def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0
     reports. Yields `advance(amount, note="", total=None)`; a new total replaces the previous one.
 
     Args:
-        what: Name of the work; "" reports nothing, because other processes report it.
+        what: Name of the work; with "", no lines are printed.
         total: Total amount in `unit`s; None if unknown.
-        unit: Unit of the amount; "" for work that is not counted, which a terminal does not show.
-        begun: Amount done before.
+        unit: Unit of the amounts; "" for work without one, which is not shown on a terminal.
+        begun: Amount that was done before this call.
     """
     shown, work = console(), _Work(what, total, unit, begun)
     if shown.quiet or (sys.stderr.isatty() and not unit):
@@ -191,7 +191,7 @@ def _notebook_display() -> Any:
 
 
 class _Work:
-    """The amount and speed of some work so far, printed from time to time; the work calls `advance`."""
+    """The progress of one call of `progress`: the amount done and its speed, printed from time to time."""
 
     def __init__(self, what: str, total: int | None, unit: str, begun: int) -> None:
         self._what, self._total, self._unit, self._begun = what, total, unit, begun
@@ -214,7 +214,7 @@ class _Work:
             wait = LINE_SECONDS
 
     def line(self) -> str:
-        """Return amount, speed and remaining time."""
+        """Return the amount done, the speed and the remaining time as text."""
         seconds = monotonic() - self._started
         per_second = (self._done - self._begun) / max(seconds, 1e-9)
         parts = [self._what]

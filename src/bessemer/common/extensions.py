@@ -51,13 +51,13 @@ BUILT_IN = "bessemer"  # origin of the classes of this package
 
 @dataclass(frozen=True)
 class Extension:
-    """An extension class that is not imported yet.
+    """An extension, a class that a recipe names, such as a reader or a filter; it may not be imported yet.
 
     Attributes:
-        kind: A key of KINDS.
+        kind: Kind of the extension, a key of KINDS.
         name: The name in the recipe.
-        origin: "bessemer", "DISTRIBUTION VERSION", or the file.
-        digest: SHA-256 of the file, else the origin. It is an input of everything that the class makes.
+        origin: "bessemer", the "NAME VERSION" of an installed distribution, or the path of a file.
+        digest: SHA-256 of the file, else the origin. Results that the class makes depend on it.
         reference: "module:object" or "FILE.py:object".
     """
 
@@ -111,14 +111,14 @@ def find(kind: str, name: str) -> Extension:
 
 
 def built_in_names(kind: str) -> Mapping[str, str]:
-    """Return the reference of each built-in class of a kind, by name."""
+    """Return a dict from the name of each built-in extension of a kind to its "module:object"."""
     names: Mapping[str, str] = importlib.import_module(KINDS[kind].partition(":")[0]).BUILT_IN
     return names
 
 
 @cache
 def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the entry points of a kind in the distributions on `sys.path`, cached because reading takes about 10 ms."""
+    """Return the entry points for extensions of a kind in installed distributions; cached for each value of `sys.path`."""
     return sorted(entry_points(group=f"bessemer.{kind}"), key=lambda point: (point.name, point.value))
 
 
@@ -126,7 +126,7 @@ def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 def anchor(name: str, folder: Path) -> str:
-    """Return a name with its file as an absolute path; names without a file stay unchanged."""
+    """Return an extension's name FILE:CLASS with the path, relative to `folder`, made absolute; other names unchanged."""
     if (match := IN_FILE.fullmatch(name)) is None:
         return name
     module = match["module"]
@@ -135,7 +135,10 @@ def anchor(name: str, folder: Path) -> str:
 
 
 def trust(names: Iterable[str]) -> None:
-    """Let this process, and those that it starts, run the current code in the files of these anchored names."""
+    """Let this process, and those that it starts, run the files that extension names refer to, with their current code.
+
+    The names must have absolute paths (`anchor`); names without a file are ignored.
+    """
     files = {match["module"] for name in names if (match := IN_FILE.fullmatch(name))}
     hashes = {file: _sha256(Path(file).read_bytes()) for file in sorted(files) if Path(file).is_file()}
     if hashes:
@@ -153,7 +156,7 @@ def is_importable(target: type[Any]) -> bool:
 
 
 def reference_to(target: type[Any]) -> str:
-    """Return the name by which other processes find a class in a file, and trust the file.
+    """Return the extension name FILE:CLASS by which other processes find a class, and trust the file.
 
     Raises InputError for a class that other processes cannot import.
     """
@@ -165,9 +168,9 @@ def reference_to(target: type[Any]) -> str:
 
 
 def keep_in_process(target: type[Any]) -> str:
-    """Return a new name by which only this process finds a class.
+    """Register a class in this process only, and return a new extension name for it.
 
-    The name is unique, so results made with the class are never reused; its code may have changed.
+    The name is unique, so that results made with the class are never reused: the code may change between processes.
     """
     name = f"{target.__qualname__}@{uuid4().hex[:16]}"
     _of_process[name] = target
@@ -175,7 +178,7 @@ def keep_in_process(target: type[Any]) -> str:
 
 
 def is_of_process(name: str) -> bool:
-    """Return True if only this process finds the class of this name."""
+    """Return True if an extension name comes from `keep_in_process`, so that only this process finds the class."""
     return name in _of_process
 
 
@@ -194,7 +197,7 @@ def _sha256(content: bytes) -> str:
 
 
 def base_of(kind: str) -> type[Any]:
-    """Return the base class of a kind of extensions, a key of KINDS."""
+    """Return the base class of the extensions of a kind, a key of KINDS."""
     base: type[Any] = resolve_name(KINDS[kind])
     return base
 
@@ -242,7 +245,10 @@ def run_file(file: str) -> ModuleType:
 
 
 def check_class(target: type[Any], base: type[Any], origin: str) -> None:
-    """Raise InputError unless `target` is a subclass of `base` whose methods accept the same calls."""
+    """Raise InputError unless `target` is a subclass of `base` whose methods accept the same arguments.
+
+    `origin` names the class's file or distribution in the error.
+    """
     if not issubclass(target, base):
         raise InputError(f"{origin}: {target.__qualname__} is not a subclass of bessemer.{base.__name__}; make it one")
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
@@ -284,7 +290,10 @@ class UserCodeError(BessemerError):
 
 
 def failure(part: object, method: str, error: BaseException, where: str) -> UserCodeError:
-    """Return the error for an exception in a user's class, with its file, line, class, method and `where`."""
+    """Return the error for an exception in a method of `part`, an instance of a user's class.
+
+    It names the file, line, class and method. `where` tells what was being processed.
+    """
     target = type(part)
     file = getattr(sys.modules.get(target.__module__), "__file__", None) or target.__module__
     what = f"{type(error).__name__}: {first_line(error)}"
@@ -293,9 +302,9 @@ def failure(part: object, method: str, error: BaseException, where: str) -> User
 
 @contextmanager
 def naming_faults(part: object, method: str, where: str, *expected: type[Exception]) -> Iterator[None]:
-    """Turn an exception in a user's class into an error that names the class, the method and `where`.
+    """Turn an exception in the block, which calls a method of `part`, into a UserCodeError (`failure`).
 
-    Exceptions of built-in classes and `expected` ones pass unchanged.
+    Exceptions pass through if the class of `part` is built in, or if they are `expected` ones.
     """
     try:
         yield
@@ -306,7 +315,7 @@ def naming_faults(part: object, method: str, where: str, *expected: type[Excepti
 
 
 def _line_in(error: BaseException, file: str) -> str:
-    """Return ", line N" for the last line of a file in a traceback; empty if the file is not in it."""
+    """Return ", line N", the innermost line of `file` in the traceback of `error`; empty if the file is not in it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
         lines.append(error.lineno)

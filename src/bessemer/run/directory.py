@@ -20,7 +20,7 @@ from bessemer.run.stage import restore_replaced
 
 
 class _RunPath:
-    """A path within a run directory, as an attribute of RunDirectory."""
+    """A descriptor: as an attribute of RunDirectory, it returns the path `name` within the run directory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,12 +38,12 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """Command-line option for these weights, without its dashes; empty for the newest checkpoint."""
+        """The choice as text, such as "step 500" or "average 3"; empty for the newest checkpoint."""
         return f"step {self.step}" if self.step is not None else f"average {self.average}" * (self.average > 1)
 
     @property
     def suffix(self) -> str:
-        """Suffix of file names for these weights."""
+        """Suffix of the names of files about these weights, such as "-step-500"; empty for the newest checkpoint."""
         return f"-{self.name.replace(' ', '-')}" * bool(self.name)
 
     def steps(self, run: RunDirectory) -> list[int]:
@@ -88,12 +88,12 @@ class RunDirectory:
         return self.evaluation.with_stem(self.evaluation.stem + weights.suffix)
 
     def command(self, name: str) -> str:
-        """Return the command line of `bessemer NAME` for this run."""
+        """Return the command line of the subcommand `name` for this run, such as "bessemer tokens runs/x"."""
         return f"bessemer {name} {shlex.quote(str(self.path)) if self.recipe.exists() else 'RECIPE'}"
 
     @property
     def was_saved(self) -> bool:
-        """True if a checkpoint was ever published here, even if none is left."""
+        """True if a checkpoint was ever saved in this run directory, even if none is left."""
         has_witness = (self.checkpoints / LATEST).exists() or self.mixture.exists()
         return has_witness or any(row.get("saved", 0) > 0 for row in read_json_lines(self.times)[-1:])
 
@@ -130,7 +130,7 @@ class RunDirectory:
         return False
 
     def was_locked_locally(self) -> bool:
-        """Return True if the last process that wrote the run was on this machine."""
+        """Return True if the last process that locked the run directory was on this machine."""
         with suppress(OSError):
             holder = self.lock_file.read_text(encoding="utf-8", errors="replace")
             return holder.partition(",")[0].endswith(f" of {socket.gethostname()}")
@@ -150,14 +150,14 @@ def checkpoint_name(step: int) -> str:
 
 
 def temporary_folder(folder: Path, step: int) -> Path:
-    """Return the folder in which a checkpoint is written before it is published.
+    """Return the folder in which the checkpoint of `step` is written before it is renamed into place in `folder`.
 
-    The next save removes a leftover folder.
+    If a save is interrupted, the next one removes it.
     """
     return folder / f"{checkpoint_name(step)}.tmp"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Return the steps of the published checkpoints in a folder, ascending."""
+    """Return the steps of the complete checkpoints in a folder, ascending."""
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(name[1]) for name in names if name)

@@ -69,8 +69,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: AnyPath, command: str | None = None) -> Any:
     """Read a JSON file of the run directory.
 
-    `command` is the command that writes the file of a stage again; with it, the file is verified first. Raises InputError for
-    a missing or damaged file, and DamagedFile if the verification fails.
+    With `command`, the command that writes the file again, the file is first verified by the receipt of its stage. Raises
+    InputError if the file is missing or damaged, and DamagedFile if it differs from the receipt.
     """
     if command is not None and isinstance(path, Path):
         verify_stage(path.parent, command, lambda name: name == path.name)
@@ -86,7 +86,7 @@ def read_json(path: AnyPath, command: str | None = None) -> Any:
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the object in a JSON file that can be made again; None if it is missing or, with a warning, damaged."""
+    """Return the object in a JSON file, which the caller can recreate; None if it is missing or, with a warning, damaged."""
     try:
         value = read_json(path) if path.exists() else None
         if isinstance(value, dict | None):
@@ -109,7 +109,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log of steps (metrics.jsonl, forks.jsonl, incidents.jsonl), without lines that lack a step."""
+    """Return the objects of a log such as metrics.jsonl or incidents.jsonl, without those that have no integer `step`."""
     return [row for row in read_json_lines(path) if type(row.get("step")) is int]
 
 
@@ -142,9 +142,9 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of a stage's files as `mark_stage` recorded them.
+    """Return, by file name, {"bytes": size, "sha256": hash} of a stage's files, from the receipt that `mark_stage` wrote.
 
-    Stages of earlier versions have sizes only.
+    The hash is None for stages of earlier versions, which recorded sizes only.
     """
     facts = stage_facts(folder)
     hashes = facts["sha256"] if isinstance(facts.get("sha256"), dict) else {}
@@ -154,13 +154,14 @@ def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
 def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool) -> None:
     """Raise DamagedFile for the first file of a stage that differs from what `mark_stage` recorded.
 
-    `command` is the command that writes the stage again. `reads` selects the files to verify, all by default.
+    `command` is the command that writes the stage again, for the error. `reads(name)` is True for files to verify (default:
+    all).
     """
     verify_files(folder, {name: facts for name, facts in recorded_files(folder).items() if reads(name)}, command)
 
 
 def stage_facts(folder: AnyPath) -> dict[str, Any]:
-    """Return the receipt that `mark_stage` wrote for a stage; empty if it is missing or damaged."""
+    """Return the receipt of a stage (its `inputs`, `outputs`, ...; see `mark_stage`); empty if it is missing or damaged."""
     try:
         facts = read_json(folder / STAGE_FILE)
     except InputError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` if the block succeeds, and is removed otherwise."""
+    """Yield a temporary folder, which replaces `folder` if the block succeeds and is removed otherwise."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -31,10 +31,10 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by a finished temporary folder, durably if its files are synced.
+    """Replace `folder` by the finished folder `temporary`, durably if the caller has synced its files.
 
-    After a kill, `folder` is the old one, the new one, or missing; then the old one has another name, and `restore_replaced`
-    restores it.
+    If the process is killed meanwhile, `folder` is the old one, the new one, or missing. In the last case the old one has
+    another name, and `restore_replaced` restores it.
     """
     sync_folder(temporary)
     replaced = folder.with_name(f".{folder.name}.old")
@@ -47,9 +47,9 @@ def publish_folder(temporary: Path, folder: Path) -> None:
 
 
 def restore_replaced(checkpoints: Path) -> None:
-    """Restore each checkpoint that a kill within `publish_folder` left under another name.
+    """Restore the old checkpoints that a process killed in `publish_folder` left under another name.
 
-    It is removed if a new checkpoint has replaced it.
+    An old checkpoint that a new one has replaced is removed instead.
     """
     for replaced in checkpoints.glob(".step-*.old"):
         target = checkpoints / replaced.name[1 : -len(".old")]
@@ -61,10 +61,10 @@ def restore_replaced(checkpoints: Path) -> None:
 
 
 def mark_stage(folder: Path, inputs: str, known: Any = None, **facts: Any) -> None:
-    """Write the receipt of a staged folder: its inputs, and size and SHA-256 of its files.
+    """Write the receipt of a stage's folder: the digest `inputs`, and size and SHA-256 of each file.
 
-    Call it last, before publishing. `known` has size and SHA-256 of files that were hashed while they were written, and
-    `facts` are further entries of the receipt.
+    Call it after all files are written, before the folder is published. `known` has size and SHA-256 of files that were
+    hashed while they were written, by name, and `facts` are further entries of the receipt.
     """
     (folder / STAGE_FILE).unlink(missing_ok=True)  # a receipt left by a stop before the rename is not an output
     files = fingerprints(folder, known)
@@ -73,9 +73,9 @@ def mark_stage(folder: Path, inputs: str, known: Any = None, **facts: Any) -> No
 
 
 def stage_is_current(folder: AnyPath, inputs: str) -> bool:
-    """Return True if a stage was made from these inputs and all its files have their full length.
+    """Return True if a stage's receipt has the digest `inputs` and all of its files have the recorded size.
 
-    In a store the receipt is written last, so only it is read.
+    In an object store only the receipt is read, because it is written last.
     """
     stage = stage_facts(folder)
     if stage.get("inputs") != inputs:

@@ -41,10 +41,10 @@ HANDED_ON = (extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS
 def in_threads(
     work: Callable[[Item], object], items: Sequence[Item], num_threads: int = 1, end: Callable[[], None] = lambda: None
 ) -> Iterator[Item]:
-    """Call `work` for each item in threads, so that signals are handled within 0.1 s even while native code runs.
+    """Call `work` for each item in threads, and yield each item when its call is done.
 
-    Yields each item when it is done, and raises what a call raises. If this stops before the last item, it calls `end`
-    and waits briefly for the threads, which are daemons, to release their files.
+    The main thread handles signals within 0.1 s, even while native code runs in the others. An exception of a call is raised
+    here. After an exception or a stop, `end` is called, and the threads, which are daemons, get two seconds to finish.
     """
     waiting, answers = deque(items), SimpleQueue[tuple[Item, BaseException | None]]()
 
@@ -84,8 +84,7 @@ def in_threads(
 def run_in_thread(work: Callable[[], Result], stage: str = "corpus") -> Result:
     """Run `work` in a thread, as `in_threads` does, and return its result.
 
-    OSError and BessemerError pass; any other failure becomes a BessemerError with the stage and the failure's first
-    line.
+    OSError, MemoryError and BessemerError pass through. Any other exception becomes a BessemerError that names `stage`.
     """
     results: list[Result] = []
     with expected_errors(f"{stage}: the work"):
@@ -103,9 +102,9 @@ class Pool:
         self.starting = threading.Lock()
 
     def run(self, tasks: Sequence[Task], num_workers: int) -> Iterator[Task]:
-        """Run tasks and yield each when it is done.
+        """Run tasks in `num_workers` processes and yield each task when it is done.
 
-        Raises the error of a task, and BessemerError for a task whose worker dies repeatedly.
+        Raises the exception of a failed task, and BessemerError for a task whose worker process dies repeatedly.
         """
         return in_threads(self._do, tasks, num_workers, self.end)
 
@@ -120,7 +119,7 @@ class Pool:
             self.processes, self.idle = [], []
 
     def _do(self, task: Task) -> None:
-        """Run a task in a worker process, up to ATTEMPTS times if the worker dies. Raises the error of the task."""
+        """Run a task in a worker process, up to ATTEMPTS times if the process dies. Raises the exception of the task."""
         reason, num_attempts, slow = "", 0, slow_documents(task.progress)
         while num_attempts < ATTEMPTS:
             process = self._take_process()
@@ -138,7 +137,7 @@ class Pool:
         raise worker_error(task, reason)
 
     def _take_process(self) -> subprocess.Popen[bytes]:
-        """Return an idle process, or start one. Raises Stopped once the build is stopped."""
+        """Return an idle worker process, or start one. Raises Stopped if the user has stopped the build."""
         with self.starting:
             check_stop()
             while self.idle:
@@ -161,7 +160,7 @@ def run_in_process(process: subprocess.Popen[bytes], task: Task) -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables that let a worker find this package, stores and trusted code, and use one core."""
+    """Return environment variables for a worker process: import path, store endpoints, trusted code and one thread."""
     above = str(Path(bessemer.__file__).parent.parent)
     path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
@@ -169,7 +168,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the tasks on standard input until it ends."""
+    """Run the tasks on standard input, one JSON line each, until it ends, and print a JSON line with each result."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries must not mix with answers

@@ -22,7 +22,7 @@ WAITING_PER_CORE = 4
 
 
 def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
-    """Run tasks on the cluster at `settings.address`, or on one started for this process; yield each when done."""
+    """Run tasks on the Ray cluster at `settings.address`, else on one started here, and yield each task when it is done."""
     ray = _connected(settings)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
     under_way = set[Any]()

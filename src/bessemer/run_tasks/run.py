@@ -32,17 +32,17 @@ _shared: Path | None = None  # folder on a shared disk for Slurm queues whose wo
 def run_tasks(
     what: str, unit: str, tasks: Sequence[Task], bytes_per_size: float, settings: Work
 ) -> Iterator[dict[str, Any]]:
-    """Run the unfinished tasks with a progress bar and return the receipts of all tasks.
+    """Run the unfinished tasks with a progress bar and return the receipts of all tasks, in order.
 
-    Each receipt is read when the caller reaches it. Raises a task's error, BessemerError for a task whose worker dies
-    repeatedly, and KeyboardInterrupt.
+    A receipt is the record of a finished task: its inputs, file sizes and the values that `Task.make` returned. Receipts are
+    read as the caller iterates. Raises a task's exception, and BessemerError for a task whose worker dies repeatedly.
 
     Args:
         what: Title of the progress bar.
         unit: Unit of the tasks' `size`.
         tasks: The tasks.
-        bytes_per_size: Bytes of input per unit of `size`.
-        settings: The engine settings.
+        bytes_per_size: Bytes of input per unit of `size`; few bytes in total run without workers.
+        settings: The engine settings of [corpus].
     """
     missing = [task for task, done in zip(tasks, _receipts(tasks), strict=True) if done is None]
     size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
@@ -55,13 +55,13 @@ def run_tasks(
 
 
 def _receipts(tasks: Sequence[Task]) -> Iterator[dict[str, Any] | None]:
-    """Yield the receipt of each task, None if it must still run; receipts in a store are read several at a time."""
+    """Yield the receipt of each task in order, None if it must still run. Those in an object store are read in parallel."""
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
 
 
 def require_engine(settings: Work) -> None:
-    """Raise InputError when the engine cannot run on this machine, and warn about settings of another engine."""
+    """Raise InputError if the engine cannot run on this machine, and warn about settings that only other engines read."""
     for key, reader in (("address", "ray"), ("slurm", "slurm")):
         if settings.engine != reader and getattr(settings, key) != getattr(Work(), key):
             warn(f"corpus.{key} has no effect with corpus.engine = {settings.engine!r}")

@@ -57,7 +57,7 @@ ENDED = (
 
 
 def end_earlier(shared: Path) -> None:
-    """Cancel the arrays of killed drivers, which would otherwise run at the same time as the next engine."""
+    """Cancel the job arrays that earlier, killed commands left in `shared`, and remove their queue folders."""
     for earlier in (shared.absolute() / "slurm").glob("*"):
         if job := _cancel(earlier):
             say(f"  cancelled array {job} of an earlier run")
@@ -65,16 +65,16 @@ def end_earlier(shared: Path) -> None:
 
 
 def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path) -> Iterator[Task]:
-    """Run tasks of one work folder and yield each when it is done.
+    """Run tasks of one work folder as a Slurm job array and yield each task when it is done.
 
-    Raises the error of a task. Raises BessemerError for an array that is rejected, is cancelled or does nothing, and
-    for a task whose job dies repeatedly.
+    Raises the exception of a failed task, and BessemerError if an array is rejected or cancelled, if squeue does not answer,
+    or if the job of a task dies repeatedly.
 
     Args:
         what: Name of the step.
         tasks: The tasks.
         settings: The engine settings.
-        shared: A folder that all nodes see, for the queue.
+        shared: A folder that all nodes can access; task files and logs are written below it.
     """
     root, left, deaths = shared.absolute() / "slurm", list(tasks), Counter[AnyPath]()
     while left:
@@ -101,14 +101,14 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
 
 
 class JobArray:
-    """One submission to Slurm.
+    """A job array submitted to Slurm, which runs some tasks.
 
     Attributes:
-        folder: Its queue folder.
+        folder: Folder of its task files, logs and results.
         stage: The stage, which errors name.
         job: Slurm's id of the array; empty until it is submitted.
-        left: Unfinished tasks by job.
-        states: Last known state by job, since Slurm forgets jobs some time after their end.
+        left: Unfinished tasks, by index of the job in the array.
+        states: Last known Slurm state of each job, kept because Slurm forgets jobs some time after their end.
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
@@ -117,7 +117,7 @@ class JobArray:
         self.states: dict[str, str] = {}
 
     def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
-        """Write the tasks and the script, and submit them. Raises BessemerError if sbatch rejects them."""
+        """Write the tasks and the batch script, and submit the array. `what` names the step. Raises BessemerError if rejected."""
         for name in ("tasks", "begun", "ended", "logs"):
             (self.folder / name).mkdir(parents=True)
         at_once = min(settings.workers or DEFAULT_JOBS, len(tasks))
@@ -173,7 +173,7 @@ class JobArray:
             yield from self._take_finished(job)
 
     def _take_finished(self, job: str) -> Iterator[Task]:
-        """Yield those tasks of job number `job` that have a receipt, and remove them from `left`."""
+        """Yield the tasks of the job with index `job` that are finished (have a receipt), and remove them from `left`."""
         for task in self.left.pop(job):
             if task.receipt() is not None:
                 yield task
@@ -184,11 +184,14 @@ class JobArray:
                     os.listdir(task.folder.parent)
 
     def jobs_in(self, folder: str) -> set[str]:
-        """Return the jobs that have written a file in "begun" or "ended"."""
+        """Return the indices of the jobs with a file in `folder`: "begun" or "ended"."""
         return {path.name for path in (self.folder / folder).iterdir()}
 
     def reason_of_end(self) -> str:
-        """Return the number of jobs that did not complete, by state. Raises BessemerError for a cancelled array."""
+        """Describe why the array ended: the numbers of jobs that did not complete, by state, as text.
+
+        Raises BessemerError if the array was cancelled.
+        """
         states = Counter(self.states.values())
         if "CANCELLED" in states:
             raise BessemerError(f"{self.stage}: array {self.job} was cancelled; rerun the command to resume")
@@ -196,7 +199,7 @@ class JobArray:
         return ", ".join(bad) or "Slurm names no reason"
 
     def end_of_log(self) -> str:
-        """Return the last lines of the most recent job log that is not empty, with its path; "" without one."""
+        """Return text with the path and last lines of the newest job log that is not empty; "" if there is none."""
         for path in sorted((self.folder / "logs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
             if lines := path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]:
                 return f"; the end of {path}: {' | '.join(lines)}"
@@ -204,7 +207,10 @@ class JobArray:
 
 
 def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings: Work) -> str:
-    """Return the script of an array of `num_jobs` jobs for the tasks in `folder`, with `at_once` running at a time."""
+    """Return the batch script of a job array `what` with `num_jobs` jobs, `at_once` of them running at a time.
+
+    `folder` has the tasks of each job.
+    """
     options = settings.slurm
     flags = {
         "job-name": re.sub(r"\W+", "-", f"bessemer {what}"),
@@ -231,7 +237,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
 
 
 def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
-    """Return Slurm's state and reason of each job of the array with id `job`, by number; None if squeue does not answer.
+    """Return a dict from job index to (state, reason) for the job array with id `job`; None if squeue does not answer.
 
     Slurm lists jobs until five minutes after their end (MinJobAge).
     """
@@ -243,7 +249,7 @@ def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
 
 
 def _cancel(folder: Path) -> str:
-    """Cancel the array of a queue if it still runs; return its id, or "" if there is none or Slurm does not answer."""
+    """Cancel the job array whose queue is in `folder` and return its id; "" if there is none or Slurm does not answer."""
     with contextlib.suppress(FileNotFoundError):
         job = (folder / "job").read_text()
         return job if _run_command("scancel", job) else ""
@@ -262,7 +268,7 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def main(folder: Path, job: str) -> None:
-    """Run the tasks of a job; do nothing if the queue was removed because its driver has ended."""
+    """Run the tasks of the job with index `job`; do nothing if its files were removed because the command has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(FileNotFoundError):
         (folder / "begun" / job).touch()

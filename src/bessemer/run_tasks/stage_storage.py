@@ -35,10 +35,10 @@ def require_storage(run: Path, storage: str | None) -> None:
 
 
 def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
-    """Prepare the work folder of a stage and return it.
+    """Create or reuse the work folder of a stage, which keeps the results of tasks until the stage is published.
 
-    Removes work folders of other inputs, and files that a killed build left half-written. `stage` is the stage's folder
-    in the run, `inputs` the digest of its inputs, `storage` the value of `corpus.storage`.
+    Removes the stage's work folders for other inputs, and files that a killed build left half-written. `stage` is the
+    stage's folder in the run, `inputs` the digest of its inputs, `storage` the value of `corpus.storage`.
     """
     above = (stage.absolute().parent if storage is None else _own_folder(stage.parent, storage)) / f"{stage.name}.work"
     folder = above / inputs[:16]
@@ -55,9 +55,10 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
 
 
 def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath | None:
-    """Return the folder in `corpus.storage` for the large files of a stage; None without the key.
+    """Return the folder in `corpus.storage` for the large files of a stage; None if `storage` is None.
 
-    Removes the folder's receipt, so that it does not look complete until `end_publishing`.
+    `stage` is the stage's folder in the run, `inputs` the digest of its inputs. Removes the receipt in the folder returned,
+    so that it does not look complete before `end_publishing`.
     """
     if storage is None:
         return None
@@ -68,9 +69,10 @@ def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath |
 
 
 def end_publishing(target: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
-    """Mark a published folder as complete and return its entry for the stage's own receipt.
+    """Write a receipt into the folder `target`, which marks it as complete, and return entries for the stage's own receipt.
 
-    `written` has the size in bytes of each file. Raises BessemerError for a file that is missing or incomplete.
+    The entries are the folder and the files in it. `written` has the expected size in bytes of each file. Raises
+    BessemerError for a file that is missing or incomplete.
     """
     stored = dict(sorted(written.items()))
     if damage := wrong_size(target, stored):
@@ -80,9 +82,9 @@ def end_publishing(target: AnyPath, inputs: str, written: dict[str, int]) -> dic
 
 
 def close_work(stage: Path) -> None:
-    """Remove the work folder of a published stage, and stored results that no run uses.
+    """Remove the work folder of a finished stage, and its older results in `corpus.storage` that no run uses.
 
-    Only folders that this run made are searched; every run in the same `run.dir` counts as a user.
+    Only folders that this run made are searched. A result is kept if any run in the same `run.dir` refers to it.
     """
     remove_tree(stage.with_name(f"{stage.name}.work"))
     run = stage.parent.absolute()
@@ -100,7 +102,7 @@ def close_work(stage: Path) -> None:
 
 
 def _own_folder(run: Path, storage: str) -> AnyPath:
-    """Return the folder below `storage` that belongs to this run directory alone, and record a new one if it has none."""
+    """Return the folder below `storage` that only this run directory uses. It is chosen and recorded at the first call."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
     if folder is None:
@@ -111,13 +113,13 @@ def _own_folder(run: Path, storage: str) -> AnyPath:
 
 
 def _own_folders(run: Path) -> list[str]:
-    """Return the folders that a run directory has made; empty if it was copied or moved."""
+    """Return the folders in stores that a run directory has recorded as its own; empty if it was copied or moved."""
     known = read_json_or_none(run / FOLDERS) or {}
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 
 
 def _remove(folder: AnyPath) -> None:
-    """Remove a folder that this run made, its markers first, so that a partial folder never looks complete."""
+    """Remove a folder, its marker files first, so that a partly removed folder never looks complete."""
     for name in (BEGUN, STAGE_FILE):
         (folder / name).unlink(missing_ok=True)
     remove_tree(folder)

@@ -52,14 +52,14 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def check_stop() -> None:
-    """Raise Stopped if the user has stopped the build; long work calls it regularly."""
+    """Raise Stopped if the user has stopped the build; a long task calls this regularly."""
     if STOP.is_set():
         raise Stopped("stopped")
 
 
 @contextmanager
 def expected_errors(what: str) -> Iterator[None]:
-    """Turn unexpected exceptions in the block, which are bugs, into a BessemerError "WHAT failed: ..." with their first line.
+    """Turn an unexpected exception in the block, which is a bug, into a BessemerError that begins with `what`.
 
     OSError, BessemerError and MemoryError pass through.
     """
@@ -72,7 +72,7 @@ def expected_errors(what: str) -> Iterator[None]:
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """Convert a dataclass to its fields as JSON values, with the reference of its class under "class"."""
+    """Convert a dataclass to a dict of JSON values: its fields, and under "class" its class as "MODULE:NAME"."""
     kind: Any = type(value)
     fields: dict[str, Any] = _adapter(kind).dump_python(value, mode="json", by_alias=True)
     is_own = extensions.is_own(kind)
@@ -80,7 +80,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 
 def from_plain(content: dict[str, Any], base: Any) -> Any:
-    """Return the dataclass that `to_plain` described.
+    """Return the dataclass that `to_plain` converted to `content`.
 
     Its class must be in this package, or in a file that this process trusts. Raises ValueError if it is not a subclass
     of `base`, or if the fields do not fit it.
@@ -99,16 +99,16 @@ def from_plain(content: dict[str, Any], base: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Work whose result is a folder with a receipt.
+    """Base of the tasks of a build. The result of a task is a folder with a receipt, which marks it as complete.
 
-    A task is idempotent, and tasks may run in any order, process and machine. `str` names it in errors. The fields are
-    JSON values, paths, tables of the recipe, or dataclasses of these.
+    A task is idempotent, and tasks may run in any order, process and machine. `str(task)` names it in errors. The fields of
+    a subclass are JSON values, paths, tables of the recipe, or dataclasses of these.
 
     Attributes:
-        work: The work folder.
+        work: The work folder of the build, in which the result is written.
         inputs: Digest or name of what the result depends on besides the inputs of the build.
-        size: Amount of work, for the progress bar.
-        stage: The stage of the run, which errors name.
+        size: Amount of work, in a unit of the subclass, for the progress bar.
+        stage: Stage of the run, for errors.
     """
 
     work: AnyPath
@@ -132,7 +132,7 @@ class Task(ABC):
 
     @abstractmethod
     def make(self, folder: Path) -> dict[str, Any]:
-        """Write the result into a temporary folder and return the facts for the receipt."""
+        """Write the files of the result into `folder`, a temporary one, and return JSON values to add to the receipt."""
 
     def run(self) -> dict[str, Any]:
         """Run the task unless it is done, and return its receipt.
@@ -164,7 +164,7 @@ class Task(ABC):
 
 
 def answer(line: str | bytes, origin: object = "a task's JSON") -> str:
-    """Run the task in a line of `Task.to_json` and return its error, or null, as a line of JSON for `raise_error`.
+    """Run a task, given as a line of `Task.to_json`, and return its exception (or null) as a line of JSON for `raise_error`.
 
     `origin` names the line in errors.
     """
@@ -187,13 +187,13 @@ def raise_error(answered: str | bytes) -> None:
 
 
 def worker_error(task: Task, reason: str, remedy: str = "") -> BessemerError:
-    """Return the error for a task whose workers died; `reason` is how the last one ended."""
+    """Return the error for a task whose workers died. `reason` tells how the last one ended, `remedy` what the user can do."""
     remedy = remedy or f"if memory ran out, lower {task.stage}.workers"
     return BessemerError(f"{task.stage}: {task}: its worker died ({reason}); {remedy}; rerun the command to resume")
 
 
 def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the receipt of a finished task. Raises BessemerError if it is missing."""
+    """Return `done`, the receipt of a finished task. Raises BessemerError if it is None."""
     if done is None:
         problem = f"{task.stage}: {task}: done by a worker, but its result is not visible in {task.work}"
         raise BessemerError(f"{problem}; use a folder that all machines share")
@@ -201,10 +201,10 @@ def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return the receipt of `folder`, after `make` has filled it if it is not finished.
+    """Return the receipt of `folder`; first have `make` write its files, unless it is already complete for these `inputs`.
 
-    `make` fills a temporary folder, which is then renamed. The receipt has what `make` returns, and all file sizes.
-    When two processes write the same folder, the first to rename it wins.
+    `make` fills a temporary folder, which is then renamed. The receipt has `inputs`, the values that `make` returns, and all
+    file sizes. If two processes write the same folder, the first to rename it wins.
     """
     if stage_is_current(folder, inputs):
         return stage_facts(folder)

@@ -18,12 +18,12 @@ _is_left_out = False  # about the document being read
 
 
 def is_left_out() -> bool:
-    """Return True if the document being read took too long in an earlier attempt and must be skipped."""
+    """Return True if the document that `limited` is reading took too long in an earlier attempt and must be skipped."""
     return _is_left_out
 
 
 def slow_documents(path: Path | None) -> set[int]:
-    """Return the numbers of the documents that took too long in earlier attempts, from the progress file of a task."""
+    """Return the indices of the documents that took too long in earlier attempts, from a task's progress file."""
     if path is None or not path.exists():
         return set()
     known, last, timer = path.read_text(errors="replace").split("\n", 2)
@@ -31,9 +31,10 @@ def slow_documents(path: Path | None) -> set[int]:
 
 
 def limited(items: Iterator[Item], path: Path, seconds: float) -> Iterator[Item]:
-    """Yield items, with a limit of `seconds` on the time from one item to the next.
+    """Yield documents, and exit the process if one takes more than `seconds` to read.
 
-    While `is_left_out` returns True, the reader of items must skip all slow work.
+    The progress file at `path` records which document was being read. In the next attempt, `is_left_out` returns True while
+    that document is read, so that the reader in `items` skips all slow work on it.
     """
     global _is_left_out
     slow, next_start, number = slow_documents(path), 0.0, 0

@@ -63,7 +63,7 @@ class StorePath(PurePosixPath):
             return bool(files.get_file_info(key).type != fs.FileType.NotFound)
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open the file for reading bytes; a small file is read at once."""
+        """Open the file for reading bytes; a small file is fetched whole at once."""
         file = open_file(str(self), buffer_bytes=PIECE_BYTES)
         size = file.seek(0, 2)
         file.seek(0)
@@ -84,7 +84,7 @@ class StorePath(PurePosixPath):
 
 
 def parse_path(text: str | PurePath) -> AnyPath:
-    """Return the path that an absolute folder or a URL names."""
+    """Convert text to a path: a StorePath for the URL of an object store, else a local Path, with ~ expanded."""
     return StorePath(text) if is_remote(str(text)) else Path(text).expanduser()
 
 
@@ -98,7 +98,7 @@ def is_remote(path: str) -> bool:
 
 
 def check_url(url: str, where: str) -> None:
-    """Raise InputError for a URL without a bucket."""
+    """Raise InputError for a URL without a bucket; `where` names the URL's origin in the error."""
     parts = urlsplit(url)
     if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
         form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
@@ -155,8 +155,8 @@ def open_file(path: str, source: Source | None = None, buffer_bytes: int = 0) ->
 def arrow_location(path: str | AnyPath, source: Source | None = None) -> tuple[Any, str]:
     """Return Arrow's file system for a path or URL, and the path within it.
 
-    A store is accessed as its source says, or with the credentials and endpoint of the environment. Raises InputError if a
-    required library is missing.
+    A store is accessed with the endpoint that `source` sets, anonymously if it says so; else as the environment variables
+    say. Raises InputError if a required library is missing.
     """
     from pyarrow import fs
 
@@ -178,7 +178,7 @@ def located(path: str | AnyPath, source: Source | None = None) -> Iterator[tuple
 
 @contextmanager
 def store_errors(path: object) -> Iterator[None]:
-    """Turn failures of a store into BessemerError.
+    """Turn failures of an object store in the block into a BessemerError that names `path`.
 
     FileNotFoundError, and errors of local files, which have an errno, pass through.
     """
@@ -236,7 +236,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def require_writable(key: str, path: AnyPath) -> None:
-    """Raise InputError for the folder that a recipe's key names, if no file can be created in it or its nearest parent.
+    """Raise InputError, which names the recipe's `key`, if no file can be created in `path` or its nearest existing parent.
 
     Raises BessemerError if a store does not respond.
     """

@@ -23,15 +23,15 @@ _WEIGHTS = "model*.safetensors"
 
 
 def pinned(text: str, folder: Path) -> str:
-    """Return the name of a model with the commit of its downloaded folder, ORG/NAME@COMMIT."""
+    """Return ORG/NAME@COMMIT for a hub model `text`, ORG/NAME or ORG/NAME@REVISION, that was downloaded to `folder`."""
     return f"{text.partition('@')[0]}@{folder.name}"
 
 
 def foreign_file(folder: Path, name: str) -> Path:
-    """Return the path of a file in an untrusted folder; the file may be missing.
+    """Return the path of the file `name` in an untrusted folder, such as a downloaded model; the file may be missing.
 
-    Raises InputError if it is a link out of the folder, except within the hub's cache (snapshots/ links to blobs/), or not a
-    regular file.
+    Raises InputError if it is not a regular file, or is a link out of the folder, except a link from snapshots/ to blobs/ in
+    the hub's cache.
     """
     path, root = folder / name, folder.resolve()
     target, blobs = path.resolve(), root.parent.parent / "blobs"

@@ -41,7 +41,7 @@ def sizes(folder: AnyPath) -> dict[str, int]:
 
 
 def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
-    """Describe the first of the files `wanted` (path in the folder -> bytes) with another size; None if all are right."""
+    """Return an error message for the first file whose size differs from `wanted` (path in the folder -> bytes), or None."""
     there = sizes(folder)
     wrong = next((name for name, size in wanted.items() if there.get(name) != size), None)
     return wrong and f"{folder / wrong}: missing, or not of the {wanted[wrong]} bytes that were written"
@@ -67,7 +67,7 @@ def write_file(path: AnyPath, data: bytes) -> None:
 
 
 def copy(source: AnyPath, target: AnyPath) -> None:
-    """Copy the content of a file; a store copies within itself, and local copies are durable."""
+    """Copy the content of a file, in local folders or stores. A local copy is flushed to disk."""
     from pyarrow import fs
 
     make_folder(target.parent)
@@ -108,9 +108,9 @@ def remove_tree(folder: AnyPath) -> None:
 
 
 def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
-    """Return the files in a folder of a stage that its receipt lists, sorted.
+    """Return the files in the folder named `folder` of a stage that the stage's receipt lists, sorted.
 
-    A local stage without a receipt lists all files.
+    Without a receipt, returns all files of a local stage, and raises BessemerError for one in an object store.
     """
     receipt = stage_facts(stage)
     if not receipt and isinstance(stage, StorePath):
@@ -120,7 +120,7 @@ def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
 
 
 def published_folder(stage: Path) -> AnyPath:
-    """Return the folder with the large files of a stage: in the run directory or in `corpus.storage`."""
+    """Return the folder that has the large files of a stage: `stage` itself, or its folder in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
     return stage if stored is None else parse_path(stored)
 
@@ -139,7 +139,7 @@ def is_published(stage: Path) -> bool:
 
 
 def each(work: Callable[[AnyPath], Result], paths: Iterable[AnyPath]) -> Iterator[Result]:
-    """Yield the result of `work` for each path in order, in parallel if a path is in a store, where each request waits."""
+    """Yield the result of `work(path)` for each path in order. If any path is in an object store, calls run in parallel."""
     paths = list(paths)
     if not any(isinstance(path, StorePath) for path in paths):
         yield from map(work, paths)
@@ -150,7 +150,7 @@ def each(work: Callable[[AnyPath], Result], paths: Iterable[AnyPath]) -> Iterato
 
 
 def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
-    """Call `work` for each set of arguments in parallel. An exception in a call is raised here."""
+    """Call `work` in parallel threads, as map() does with several iterables. An exception of a call is raised here."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         list(pool.map(work, *arguments))
 

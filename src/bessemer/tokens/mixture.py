@@ -37,12 +37,12 @@ Counts = npt.NDArray[np.int64]
 
 
 class Draw(NamedTuple):
-    """The sequence that each of some slots of the mixture reads, as three arrays, (slots,).
+    """The sequences that a range of samples of the run reads, as three arrays with one element per sample.
 
     Attributes:
-        source: Number of each slot's source.
-        epoch: Number of earlier passes over that source.
-        sequence: Number of the sequence within the source.
+        source: Index of the source.
+        epoch: Number of complete earlier passes over that source.
+        sequence: Index of the sequence within the source.
     """
 
     source: Counts
@@ -52,15 +52,18 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of slots with fixed shares, which ends where the next phase begins.
+    """A part of the run in which the sources have fixed shares; it ends where the next phase begins.
+
+    A slot is the position of one sample in the run's order. Slots are divided into blocks of equal composition.
 
     Attributes:
-        first: The first slot.
-        slots: Slots of each source in a block.
-        before: Sequences of each source drawn before the phase.
-        by_deadline: If true, `_block_by_deadline` orders the slots within a block, else `_block`.
-        recipe_phase: Number of the phase in the recipe.
-        exact: Numerators of the shares if the block is the whole phase and `slots` only approximates them; else empty.
+        first: The first slot of the phase.
+        slots: Number of slots of each source in a block.
+        before: Number of sequences of each source that were read before the phase.
+        by_deadline: If true, `_block_by_deadline` orders the sources within a block, else `_block`.
+        recipe_phase: Index of the phase in the recipe.
+        exact: Numerators of the exact shares if the block is the whole phase and `slots` only approximates them; else
+            empty.
     """
 
     first: int
@@ -72,7 +75,7 @@ class Phase:
 
     @property
     def block(self) -> int:
-        """Length of a block: the number of consecutive samples after which the shares of the sources are exact."""
+        """Length of a block: number of consecutive slots after which the shares of the sources are exact."""
         return sum(self.slots)
 
     def drawn(self, count: int) -> Counts:
@@ -84,11 +87,11 @@ class Phase:
         return counts
 
     def slots_of(self, source: int, numbers: npt.ArrayLike) -> Counts:
-        """Return the slots that read the given sequences of a source.
+        """Return the slots of the phase in which a source is read for the n-th time.
 
         Args:
-            source: Number of the source.
-            numbers: Sequences of the source, counted from the phase's first (0).
+            source: Index of the source.
+            numbers: Values of n, 0 for the phase's first read of the source.
 
         Returns:
             Slots, counted from the phase's first slot.
@@ -98,7 +101,7 @@ class Phase:
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
 
     def order(self) -> tuple[Counts, Counts]:
-        """Return two arrays, (slots in a block,): the source of each slot, and how many earlier slots that source has."""
+        """Return two arrays, (block,): the source of each slot, and the number of earlier slots in the block of that source."""
         return _block_by_deadline(self.exact or self.slots, self.block) if self.by_deadline else _block(self.slots)
 
 
@@ -106,8 +109,8 @@ class PhaseShares(NamedTuple):
     """Shares of the tokens in a phase of the recipe, by source.
 
     Attributes:
-        recipe: Shares that the recipe sets.
-        planned: Shares after caps on repetition.
+        recipe: Shares that the recipe sets, before caps.
+        planned: Shares after sources are capped at max_epochs.
     """
 
     recipe: tuple[float, ...]
@@ -116,14 +119,16 @@ class PhaseShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sources mixed in shares that are fixed within each phase.
+    """The mixture of a run: an assignment of each slot to a sequence of a source, in shares that are fixed within a phase.
+
+    A slot is the position of one sample in the run's order.
 
     Attributes:
         names: Names of the sources.
         sequences: Number of sequences of each source.
         phases: The phases in order; the first begins at slot 0, the last has no end.
         seed: Seed of the shuffles.
-        shares: Token shares of each phase of the recipe, for the audit.
+        shares: Token shares of each phase of the recipe, for the report on the mixture.
     """
 
     names: tuple[str, ...]
@@ -151,10 +156,10 @@ class Mixture:
         Args:
             names: Names of the sources.
             sequences: Number of sequences of each source.
-            spans: First slot of each phase, the first one 0, and its weights.
+            spans: For each phase its first slot (0 for the first phase) and the weights of the sources.
             seed: Seed of the shuffles.
-            end: End of the last phase, if known. Shares that no block of FINEST_BLOCK slots can represent are exact in
-                phases with a known end and at most FINEST_BLOCK slots, else rounded to 1 / FINEST_BLOCK.
+            end: The slot after the last phase, if known. Shares with a denominator over FINEST_BLOCK are exact in phases
+                with a known end and at most FINEST_BLOCK slots, else rounded to 1 / FINEST_BLOCK.
         """
         phases: list[Phase] = []
         ends = [*(first for first, _ in spans[1:]), end]
@@ -165,11 +170,11 @@ class Mixture:
         return cls(names, sequences, tuple(phases), seed)
 
     def phase_at(self, slot: int) -> int:
-        """Return the number of the phase that contains a slot."""
+        """Return the index in `phases` of the phase that contains a slot, the position of a sample in the run's order."""
         return bisect_right(self.phases, slot, key=lambda phase: phase.first) - 1
 
     def draw(self, first: int, count: int) -> Draw:
-        """Return what slots [first, first + count) read, as a pure function of the mixture and the slot numbers."""
+        """Return the sequences that slots [first, first + count) read, which depend only on the mixture and the slots."""
         chunks = range(first // CHUNK, (first + max(count, 1) - 1) // CHUNK + 1)
         parts = [_chunk(self, chunk) for chunk in chunks]
         here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
@@ -181,8 +186,8 @@ class Mixture:
         This is the inverse of `draw`. The time grows with the number of epochs, not with the number of slots.
 
         Args:
-            source: Number of the source.
-            sequences: Sequences of the source.
+            source: Index of the source.
+            sequences: Indices of sequences within the source.
             count: Number of slots to search.
         """
         size, total = self.sequences[source], self.drawn(count)[source] if count else 0
@@ -203,16 +208,16 @@ class Mixture:
         return slots
 
     def drawn(self, count: int) -> tuple[int, ...]:
-        """Return the number of slots of each source among the first `count` slots, counted from the order itself."""
+        """Return the number of slots of each source among the first `count` slots of the run."""
         return count_slots(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
 
     def epochs(self, count: int) -> dict[str, float]:
-        """Return by source how many times the first `count` slots read it."""
+        """Return, by name of the source, how many epochs of it the first `count` slots read."""
         return dict(zip(self.names, map(truediv, self.drawn(count), self.sequences), strict=True))
 
 
 def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
-    """Return the number of slots of each source before `slot`, with the last phase extended to `slot`."""
+    """Return the number of slots of each source before `slot`; the last phase continues up to it."""
     if not phases:
         return ()
     last = phases[-1]
@@ -244,14 +249,17 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
 
 
 def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
-    """Return the key of the permutation that shuffles a source's sequences in an epoch."""
+    """Return the random key of the permutation (`order.permute`) that shuffles a source's sequences in an epoch."""
     return key_of("epoch", mixture.seed, mixture.names[source], epoch)
 
 
 def _phase(
     first: int, weights: Sequence[Weight], before: tuple[int, ...], recipe_phase: int, length: int | None
 ) -> Phase:
-    """Return a phase of `length` slots (None if unknown) with shares in proportion to `weights`; other arguments: `Phase`."""
+    """Return a phase of `length` slots (None if unknown) with shares in proportion to `weights`.
+
+    The other arguments are the attributes of `Phase`.
+    """
     shares = _shares(weights)
     common = lcm(*(share.denominator for share in shares))
     if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:
@@ -269,9 +277,10 @@ def _shares(weights: Sequence[Weight]) -> list[Fraction]:
 
 @lru_cache(maxsize=32)
 def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
-    """Compute `Phase.order` for a block with slots[s] slots of each source s, by giving each to the source furthest behind.
+    """Compute `Phase.order` for a block with slots[s] slots of each source s.
 
-    For some shares this leaves a source more than a sequence behind (1.16 was observed).
+    Each slot goes to the source that is furthest behind its share. For some shares a source gets more than one sequence
+    behind (1.16 was observed).
     """
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     placed = np.zeros(len(slots), dtype=np.int64)

@@ -22,15 +22,16 @@ ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby
 def permute(
     keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int, is_inverse: bool = False
 ) -> Indices:
-    """Return the item at each of some positions of shuffled copies of range(size), without computing the shuffles.
+    """Return the items at some positions of random permutations of range(size), without computing the permutations.
 
-    Values are computed by cycle walking: the network is applied until the value is in range(size).
+    Values are computed by cycle walking (Black and Rogaway 2002): a Feistel network is applied until the value is in
+    range(size).
 
     Args:
-        keys: Key of each permutation.
-        which: Index in `keys` of the permutation of each position.
-        positions: Integers in [0, size).
-        size: Number of items.
+        keys: Random key of each permutation.
+        which: For each position, the index in `keys` of its permutation.
+        positions: Positions, integers in [0, size).
+        size: Number of items of every permutation.
         is_inverse: True for the inverse: `positions` are items, and the result has their positions.
     """
     values = np.atleast_1d(np.array(positions, dtype=np.uint64))

@@ -41,14 +41,16 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pack:
-    """The segments of each packed sequence of a split.
+    """The packing of a split: which segments, documents or parts of one, each sequence contains.
+
+    Segments are numbered by the sequence that contains them. The stream is all documents of the split, concatenated.
 
     Attributes:
         length: Positions of a sequence.
         first: Index of the first segment of each sequence, then the number of segments, (sequences + 1,).
-        starts: Start of each segment in the stream, in tokens.
-        sizes: Tokens of each segment.
-        by_start: Indices of the segments in the order of the stream.
+        starts: Start of each segment in the stream, in tokens, (segments,).
+        sizes: Tokens of each segment, (segments,).
+        by_start: Indices of the segments sorted by `starts`, (segments,).
     """
 
     length: int
@@ -78,7 +80,7 @@ class Pack:
         return cls(length, first, starts, raw[end:].view("<u4"), by_start)
 
     def samples_in(self, start: int, end: int) -> Ints:
-        """Return the sequences that contain a token of [start, end) of the stream, ascending."""
+        """Return the indices of the sequences that contain a token of [start, end) of the stream, ascending."""
         # Segments do not overlap, so only the last one that begins at or before `start` and those up to `end` qualify.
         low, high = (
             find(self.by_start, border, key=self.starts.__getitem__)
@@ -93,10 +95,10 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     """Pack documents into sequences of `length` tokens.
 
     Args:
-        starts: Start of each document in the stream, in tokens.
+        starts: Start of each document in the concatenated documents, in tokens.
         sizes: Tokens of each document.
         length: Positions of a sequence.
-        packing: "best-fit" or "document".
+        packing: "best-fit" (best-fit decreasing) or "document" (each document in separate sequences).
     """
     parts = -(-sizes // length)
     document = np.repeat(np.arange(len(sizes)), parts)
@@ -124,10 +126,11 @@ def _best_fit() -> Callable[[Ints, int], Ints]:
 
 
 def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
-    """Return the number of the bin of each item, for item sizes in descending order and bins of size `length`.
+    """Return the index of the bin of each item, for item sizes in descending order and bins of size `length`.
 
-    Bins with equal free room are kept in a stack. A tree counts the non-empty stacks below each node, so an item takes
-    log2(length) steps. The stack of room `length` always counts as non-empty: it represents a new bin.
+    Bins with equal free room are kept in a stack. A binary tree over the amounts of room counts the non-empty stacks below
+    each node, so an item takes log2(length) steps. The stack for room `length` always counts as non-empty: it represents a
+    new bin.
     """
     leaves = 1
     while leaves <= length:
@@ -193,7 +196,7 @@ def add_packs(store: TokenStore, recipe: Recipe) -> None:
 
 
 def pack_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe values that the .pack files depend on, as recorded in the manifest."""
+    """Return the recipe's packing and sequence length, on which .pack files depend, as the manifest records them."""
     return {"packing": recipe.tokens.packing, "sequence_length": recipe.tokens.sequence_length}
 
 
@@ -203,7 +206,10 @@ def is_packed_as(store: TokenStore, recipe: Recipe) -> bool:
 
 
 def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:
-    """Open the packing of one source and split. Raises InputError when the shards were packed for other settings."""
+    """Open the packing of one source and split ("train" or "heldout").
+
+    Raises InputError if the shards were packed for another kind of packing or sequence length.
+    """
     if not is_packed_as(store, recipe):
         raise InputError(
             f"tokens.packing: {store.folder} is not packed for {recipe.tokens.packing} in sequences of "
@@ -214,11 +220,12 @@ def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pac
 
 
 def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
-    """Return how well the documents fill the sequences of a recipe.
+    """Count how well the documents fill the sequences of a recipe.
 
     Returns:
-        Counts over all training data and, under `sources`, by source and split. `utilisation` is the share of positions
-            with a real target, `documents_cut` the number of documents that span several sequences.
+        The recipe's `packing` and `sequence_length`, then `documents`, `documents_cut` (those that span several
+            sequences), `cut_share`, `sequences`, `targets` and `utilisation` (the share of positions with a target) over
+            all training data. `sources` has the same counts by source and split.
     """
     length = recipe.tokens.sequence_length
     by_source = {name: {split: _facts(store, recipe, name, split) for split in SPLITS} for name in store.sources}

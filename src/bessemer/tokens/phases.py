@@ -33,8 +33,8 @@ class SourceSizes:
 
     Attributes:
         names: Names of the sources, in the store's order.
-        sequences: Samples of each source per epoch.
-        tokens: Tokens in these samples, without padding.
+        sequences: Number of samples of each source per epoch.
+        tokens: Number of tokens in these samples, without padding.
     """
 
     names: tuple[str, ...]
@@ -44,13 +44,13 @@ class SourceSizes:
 
 @dataclass(frozen=True)
 class RecipePhase:
-    """A phase of the recipe, before caps.
+    """A phase of the recipe's mixture, before sources are capped at max_epochs.
 
     Attributes:
-        first: Its first sample.
+        first: Its first sample in the run's order.
         samples: Its number of samples.
-        shares: Share of the tokens of each source; the sum is 1.
-        slots: Share of the samples of each source; the sum is 1.
+        shares: Each source's share of the tokens of the phase; the sum is 1.
+        slots: Each source's share of the samples of the phase; the sum is 1.
     """
 
     first: int
@@ -60,9 +60,9 @@ class RecipePhase:
 
 
 def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
-    """Build the mixture of a run. Raises InputError when the caps leave too little to read.
+    """Build the mixture of a run. Raises InputError if max_epochs leaves too little text for the run.
 
-    A recipe without temperature, schedule and caps needs no resolved number of steps.
+    With tokens.temperature, tokens.schedule or max_epochs, `recipe` must be a resolved one, which has a number of steps.
     """
     if not _needs_phases(recipe, sizes):
         weights = recipe.source_weights
@@ -83,7 +83,10 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
 
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
-    """Return the phases of the recipe's tokens.schedule in order, with shares before caps; one phase without a schedule."""
+    """Return the phases of the recipe's tokens.schedule in order, before caps (max_epochs); one phase without a schedule.
+
+    The part of the run before the first scheduled phase is a phase too. Raises InputError if the recipe is not resolved.
+    """
     if not isinstance(recipe, ResolvedRecipe):
         raise InputError(
             "tokens.schedule, temperature and max_epochs need the length of the run, which this recipe does not state; use the "
@@ -116,9 +119,8 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
 def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, float]:
     """Return each source's average share of the tokens over the run, from weights, temperature and schedule.
 
-    The shares add up to 1. They are computed before tokens exist, so `num_bytes`, the bytes of text by source, replaces
-    token counts. Caps, which need the number of steps, are ignored. A decay phase takes train.schedule.decay_share of
-    the run.
+    The shares add up to 1. They are computed before tokens exist, from `num_bytes`, the bytes of text by source, instead of
+    token counts. max_epochs is ignored. A phase from "decay" takes the last train.schedule.decay_share of the run.
     """
     if not any(num_bytes.values()):
         return dict.fromkeys(num_bytes, 0.0)
@@ -136,7 +138,11 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
-    """Return True if the mixture needs the length of the run, or finer shares than `Mixture.from_weights` gives."""
+    """Return True if the recipe's mixture must be built by `Mixture.from_phases`, else False (`Mixture.from_weights`).
+
+    Phases need the length of the run. They are needed for temperature, schedule and max_epochs, for sources stored in
+    parts by language, and for weights of packed documents.
+    """
     tokens = recipe.tokens
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True
@@ -163,9 +169,9 @@ def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
 
 
 def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weight]) -> Shares:
-    """Return the shares of `sizes.names`, in proportion to the weights of their sources.
+    """Return the share of each stored name (`sizes.names`), in proportion to the weights of the recipe's sources.
 
-    The share of a source that is stored in parts is divided among these by tokens.
+    A source may be stored in parts by language. Its share is divided among them in proportion to their tokens.
     """
     inner, sources = [Fraction(count) for count in sizes.tokens], [_source(recipe, name) for name in sizes.names]
     sums = _by_source(recipe, sizes.names, inner)
@@ -174,7 +180,7 @@ def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weigh
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
-    """Sum the values of the stored names over the parts of each source."""
+    """Sum the values of stored names by source of the recipe, which may be stored in several parts by language."""
     sums: dict[str, Fraction] = {}
     for name, value in zip(names, values, strict=True):
         sums[_source(recipe, name)] = sums.get(_source(recipe, name), Fraction(0)) + value
@@ -182,14 +188,15 @@ def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction])
 
 
 def _source(recipe: Recipe, name: str) -> str:
-    """Return the recipe's source that a stored name belongs to, since a source may be stored in parts."""
+    """Return the source of the recipe that a stored name, a source or its part in one language, belongs to."""
     return recipe.parts.get(name, name)
 
 
 def _convert(shares: Shares, counts: Sequence[int], divisors: Sequence[int]) -> Shares:
-    """Convert shares of the tokens to shares of the samples: `counts` are the samples of each source, `divisors` its tokens.
+    """Convert each source's share of the tokens to its share of the samples, in proportion to share * count / divisor.
 
-    With these two exchanged, convert back. A source whose sequences are half padding needs twice as many samples.
+    `counts` are the samples of each source and `divisors` its tokens; exchange the two to convert back. A source whose
+    sequences are half padding needs twice as many samples for the same tokens.
     """
     return _normalised(share * count / max(by, 1) for share, count, by in zip(shares, counts, divisors, strict=True))
 
@@ -201,7 +208,7 @@ def _normalised(weights: Iterable[Fraction]) -> Shares:
 
 
 def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
-    """Return the maximum number of samples of each source that the run may read; None: unlimited."""
+    """Return for each source the largest number of samples that the run may read, by max_epochs; None for no limit."""
     own = {source.name: source.max_epochs for source in recipe.corpus.sources}
     caps: list[int | None] = []
     for name, count in zip(sizes.names, sizes.sequences, strict=True):
@@ -229,9 +236,10 @@ def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: 
 
 
 def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fraction]], names: tuple[str, ...]) -> Shares:
-    """Return the samples of each source in phase `number`.
+    """Return the number of samples of each source in `phase`, whose index is `number`.
 
-    Sources in `fixed`, which has their samples by phase, get these, and the others divide the rest by their shares.
+    `fixed` maps the index of each capped source to its samples in every phase. The other sources divide the remaining
+    samples in proportion to their shares. Raises InputError if there is no such source.
     """
     left = phase.samples - sum((rows[number] for rows in fixed.values()), Fraction(0))
     uncapped = sum((share for source, share in enumerate(phase.slots) if source not in fixed), Fraction(0))
@@ -248,10 +256,10 @@ def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fracti
 
 
 def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samples: int) -> tuple[Phase, ...]:
-    """Return the phases of a run of `samples` samples, adjusted so that no source exceeds its cap.
+    """Return the phases of a run of `samples` samples, adjusted so that rounding lets no source exceed its cap.
 
-    Where whole slots of a block would exceed a cap, a phase without that source begins. This affects only the last few
-    samples of a run.
+    `caps` has the largest number of samples of each source. At the sample where a source would exceed it, a phase without
+    that source begins. This affects only the last few samples of a run.
     """
     done: list[Phase] = []
     waiting = list(phases)

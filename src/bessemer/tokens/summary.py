@@ -15,10 +15,10 @@ from bessemer.tokens.tokenizer.choice import load_tokenizer
 
 
 def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
-    """Return packing and epochs of each source for the plan of a resolved recipe.
+    """Return {"packing": result of `packing.facts`, "epochs": epochs of each source in the run} for a run's plan.
 
-    Warns about sources that are repeated too often. The result is empty until the tokens have been written for this
-    recipe.
+    A classifier has no packing. The result is empty if `folder` has no tokens for this recipe. Warns about sources that are
+    repeated too often.
     """
     store = TokenStore.read_manifest(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
@@ -39,7 +39,8 @@ def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
 def vocabulary_size(recipe: Recipe, folder: Path, is_planned: bool = False) -> int:
     """Return the number of ids of the tokenizer, whether or not the tokens have been written.
 
-    With `is_planned`, the recipe may have no corpus, and model.vocabulary then limits the number.
+    Before that it is the size that the recipe sets. With `is_planned`, model.vocabulary limits the size of a tokenizer that
+    is trained.
     """
     if (store := TokenStore.read_manifest(folder)) is not None:
         ids = store.vocabulary
@@ -53,7 +54,7 @@ def vocabulary_size(recipe: Recipe, folder: Path, is_planned: bool = False) -> i
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Return the numbers of training and held-out tokens, named as in model/recipe_defaults.py; empty before they exist."""
+    """Return {"unique_tokens": training tokens, "held_out_tokens": held-out tokens} of a tokens folder; {} if it has none."""
     if (store := TokenStore.read_manifest(folder)) is None:
         return {}
     return {"unique_tokens": store.num_tokens("train"), "held_out_tokens": store.num_tokens("heldout")}

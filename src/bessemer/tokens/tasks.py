@@ -51,18 +51,18 @@ Splits = dict[str, dict[str, Any]]  # `ShardWriter.facts` by SOURCE/SPLIT
 
 
 def engine_of(recipe: Recipe) -> Work:
-    """Return the engine settings of [corpus]. With the engine "local", `workers` is `tokens.workers`."""
+    """Return the engine settings of [corpus], except that with the engine "local", `workers` is tokens.workers."""
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
 @dataclass(frozen=True)
 class EncodingContext:
-    """The settings that all encoding tasks share, stored in WORK/context.json.
+    """The settings that all encoding tasks share, stored in WORK/context.json, where WORK is the build's work folder.
 
     Attributes:
         tokens: The recipe's [tokens].
-        names: Names under which the tokens of documents are stored, the sources and their parts.
-        labels: The classes of the documents; empty where they have none.
+        names: Names under which the tokens of documents are stored: the sources and their parts by language.
+        labels: The classes of the documents; empty if they have none.
         encoder: The encoder of documents.
     """
 
@@ -77,14 +77,14 @@ class EncodingContext:
         return token_dtype(self.encoder.tokenizer.vocabulary)
 
     def writer(self, folder: Path, name: str) -> ShardWriter:
-        """Return a writer for the shards of SOURCE/SPLIT."""
+        """Return a writer of shards of any length in `folder`, for the source and split that `name`, SOURCE/SPLIT, names."""
         template = self.encoder.template
         is_masked = template is not None and name.split("/")[0] in template.sources
         return ShardWriter(folder, name.replace("/", "-"), self.dtype, sys.maxsize, bool(self.labels), is_masked)
 
 
 def read_context(work: AnyPath) -> EncodingContext:
-    """Read the encoding settings of a build from its work folder, cached in each process."""
+    """Read the settings of a build's encoding tasks from its work folder; each process caches them."""
     return _read_context(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
 
 
@@ -95,10 +95,10 @@ def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
 
 @dataclass(frozen=True)
 class RowGroupTask(Task):
-    """A task on the row groups [first, end) of a corpus file. Its size is the bytes of their text.
+    """Base of the tasks on some row groups of a Parquet file of the corpus. The size of a task is the bytes of their text.
 
     Attributes:
-        number: Number of the task.
+        number: Number of the task, which names the folder of its result.
         path: The file.
         first: The first row group.
         end: The row group after the last one.
@@ -124,14 +124,14 @@ class RowGroupTask(Task):
 
 
 def tasks_of_groups(kind: type[GroupTask], work: AnyPath, corpus: AnyPath, *more: Any) -> list[GroupTask]:
-    """Return a task of class `kind` for each batch of row groups of a corpus; `more` are its further fields."""
+    """Return a task of class `kind` for each batch of row groups of a corpus; `more` are the further fields of the class."""
     groups = enumerate(documents.row_groups(corpus, TASK_BYTES))
     return [kind(work, "text", size, number, path, first, end, *more) for number, (path, first, end, size) in groups]
 
 
 @dataclass(frozen=True)
 class SampleTexts(RowGroupTask):
-    """A task that writes the texts of some row groups that are in the tokenizer's sample (`documents.sample_texts`)."""
+    """A task that selects the tokenizer's training texts in some row groups (`documents.sample_texts`) and writes them."""
 
     tokens: Tokens
     chats: tuple[str, ...]
@@ -153,7 +153,8 @@ class SampleTexts(RowGroupTask):
 def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath, work: AnyPath) -> Iterator[str]:
     """Yield the texts that a tokenizer is trained on, none of them held out.
 
-    `statistics` are those of the corpus. Raises the errors of `run_tasks`.
+    `statistics` is the content of the corpus's statistics.json. Tasks draw the texts into the folder `work`. Raises the
+    errors of `run_tasks`.
     """
     by_source = documents.sample_shares(recipe, {one["source"]: one["bytes_kept"] for one in statistics["sources"]})
     shares = {name: by_source[source] for name, source in recipe.parts.items() if source in by_source}
@@ -167,7 +168,7 @@ def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath,
 
 
 class EncodeRowGroups(RowGroupTask):
-    """A task that encodes the documents in some row groups."""
+    """A task that encodes the documents in some row groups to token shards, which `WriteShard` later combines."""
 
     kind = "encoded"
 
@@ -198,8 +199,9 @@ def encode_corpus(
 ) -> tuple[EncodedCounts, Splits]:
     """Encode all documents and write their shards.
 
-    Returns the counts over all documents, and for each SOURCE/SPLIT the counts and files of its shards. Files go to
-    `folder`, except that those `corpus.storage` holds go to `published`. Raises the errors of `run_tasks`.
+    Returns the counts over all documents, and for each SOURCE/SPLIT the counts and files of its shards. Tasks run in the
+    folder `work`. Then the ids of training shards are moved to `published` and all other files to `folder`. Raises the
+    errors of `run_tasks`.
     """
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
     encoding = tasks_of_groups(EncodeRowGroups, work, corpus)
@@ -232,12 +234,12 @@ def encode_corpus(
 
 
 def is_published(name: str) -> bool:
-    """Return True for a tokens file that `corpus.storage` holds: the ids of a training shard."""
+    """Return True if the tokens file `name` has the ids of a training shard; only these are written to `corpus.storage`."""
     return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 
 def encoded_shard(work: AnyPath, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
-    """Return the shard of SOURCE/SPLIT that encoding task `number` wrote."""
+    """Return the shard of the source and split `name`, SOURCE/SPLIT, that encoding task `number` wrote in the folder `work`."""
     return Shard(work / EncodeRowGroups.kind / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
 
 
@@ -247,8 +249,8 @@ def cut_shards(
     """Divide the encoded documents of one source and split into shards of at most `shard_tokens` tokens.
 
     A document that does not fit into a shard begins the next one, as in `ShardWriter`. `encoded` has, in order, the number
-    of each encoding task and the offsets of the documents that it encoded. Returns for each shard its number of tokens and
-    the ranges of documents that it contains.
+    of each encoding task and the token offsets of the documents that it encoded, with the end of the last. Returns for each
+    shard its number of tokens and the documents in it, as (number of the task, first document, end) tuples.
     """
     shards: list[tuple[int, tuple[Span, ...]]] = [(0, ())]
     for number, offsets in encoded:
@@ -269,7 +271,13 @@ def cut_shards(
 
 @dataclass(frozen=True)
 class WriteShard(Task):
-    """A task that writes one shard of SOURCE/SPLIT from encoded documents. Its size is the number of tokens."""
+    """A task that writes one final shard from documents that `EncodeRowGroups` tasks encoded. Its size is in tokens.
+
+    Attributes:
+        name: SOURCE/SPLIT of the shard.
+        number: Number of the shard within it.
+        spans: Documents of the shard, as (number of the encoding task, first document, end) tuples.
+    """
 
     name: str
     number: int

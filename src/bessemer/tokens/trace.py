@@ -38,10 +38,10 @@ class StepBatch(NamedTuple):
 
     Attributes:
         inputs: Token ids that the model reads, (sequences, sequence_length).
-        targets: Token ids to predict, -1 where none counts; classes, (sequences, 1), for a classifier.
+        targets: Token ids to predict, -1 for none; for a classifier, classes, (sequences, 1).
         sources: Name of the source of each sequence.
-        documents: Identities of the documents in each sequence.
-        offsets: Position in the sequence at which each document begins.
+        documents: For each sequence, the identities of its documents.
+        offsets: For each sequence, the positions at which its documents begin.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ def step_batch(
         run: The run directory.
         step: The step, counted from 1.
         omitted: Ranges of samples that the run skipped.
-        transforms: Functions that the objective applies to a batch, such as hiding tokens from an encoder.
+        transforms: Functions that the objective applies to a batch, such as masking tokens for an encoder.
 
     Raises:
         InputError: When the step is not in the run, or the run or its tokens are missing.
@@ -75,7 +75,7 @@ def step_batch(
 
 
 def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]) -> tuple[int, int]:
-    """Return the first sample that a step (from 1) reads, in the run's order, and the number of samples that it reads."""
+    """Return the first sample, in the run's order, that a step (counted from 1) reads, and the number that it reads."""
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: the run has no step {step}; choose 1 to {steps}")
@@ -97,8 +97,8 @@ def step_documents(
         omitted: Ranges of samples that the run skipped.
 
     Returns:
-        A dictionary per document: `sample`, `source`, `document` (its identity), `path` and `place` in the raw file,
-            and `text` if requested.
+        A dictionary per document: `sample` (position in the run's order), `source`, `document` (its identity), `path`
+            of the raw file, `place` in it, and `text` if requested.
     """
     rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
     known = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
@@ -124,7 +124,8 @@ def document_steps(
         omitted: Ranges of samples that the run skipped.
 
     Returns:
-        A dictionary per step: `step`, `sample`, `source`, and the document's `path` and `place` in the raw file.
+        A dictionary per sample with the document: `step` (from 1), `sample` (position in the run's order), `source`,
+            `path` of the raw file and `place` in it.
 
     Raises:
         InputError: When no training shard contains the document.
@@ -147,9 +148,10 @@ def document_steps(
 
 
 def find_document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
-    """Return the position of a document in the raw file, in the corpus and in the shards.
+    """Describe a document: its position in the raw file and in the shards, and its columns of the corpus.
 
-    A rejected document is returned with its reason.
+    The result has `document` (its identity) and, as far as known, `source`, `path` of the raw file, `place` in it, `reason`
+    if it was rejected, and `split`, `shard`, `first_token` (position in the shard) and `tokens` if it was encoded.
 
     Args:
         store: The tokens; None: look in the corpus alone.
@@ -173,7 +175,10 @@ def find_document(store: TokenStore | None, corpus: Path, identity: str, text: b
 
 
 def _named(corpus: Path, name: str) -> str:
-    """Return the identity of the document with this identity, URL or path. Raises InputError if several match."""
+    """Return the identity of the document whose identity, URL or path is `name`; `name` itself if there is none.
+
+    Raises InputError if several match.
+    """
     if IDENTITY.fullmatch(name):
         return name.lower()
     folder, names = published_folder(corpus), list[str]()
@@ -187,7 +192,7 @@ def _named(corpus: Path, name: str) -> str:
 
 
 def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:
-    """Return source, split, shard and number in the shard of a document; None if no shard contains it."""
+    """Return the source, split and shard of a document, and its index in the shard; None if no shard contains it."""
     if not IDENTITY.fullmatch(identity):
         raise InputError(f"--document: {identity!r} is not in this corpus; give an identity, a URL or a path")
     wanted = np.frombuffer(bytes.fromhex(identity), dtype=np.uint8)
@@ -200,17 +205,16 @@ def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] 
 
 
 def describe_place(document: dict[str, Any]) -> str:
-    """Return a document's raw file and its position there as text, empty where neither is known."""
+    """Return the raw file of a document (`path`) and its position there (`place`) as text; empty if both are unknown."""
     path, position = str(document.get("path", "")), str(document.get("place", ""))
     unit = "byte " if position.isdecimal() and ".json" in path else ""
     return f"{path} {unit}{position}".strip()
 
 
 def describe_documents(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """Return `path`, `place` (the position in the file) and other columns of the corpus for documents, by identity.
+    """Return for each identity a dict of the document's `path`, `place` (position in that file) and other corpus columns.
 
-    The result is empty where the corpus no longer exists. Where it is in a store that does not answer, a warning is
-    printed too.
+    The result is empty if the corpus no longer exists, or, with a warning, if its object store does not respond.
 
     Args:
         corpus: The corpus folder of the run.

@@ -50,8 +50,8 @@ class Shard:
     Attributes:
         path: Path of the .bin.
         dtype: Type of the ids.
-        stored: Path of the .bin if it is not next to the .idx.
-        length: Length in tokens, if known.
+        stored: Path at which the .bin really is, if not at `path` next to the .idx, as in an object store.
+        length: Number of tokens, if known.
         check: Function called with the path of each file before it is read.
     """
 
@@ -63,7 +63,7 @@ class Shard:
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """All ids of the shard; in a store, an array that fetches slices (`StoredNumbers`)."""
+        """All token ids of the shard; if the .bin is in an object store, an array that fetches slices (`StoredNumbers`)."""
         if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
         return self._map(self.stored or self.path, self.dtype)
@@ -84,13 +84,13 @@ class Shard:
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int32]:
-        """Number of each document's label; NO_LABEL for none."""
+        """For each document, the index of its label in the manifest's `labels`; NO_LABEL for none."""
         path = self.path.with_suffix(".lbl")
         return self._map(path, "<i4") if path.exists() else np.full(len(self.identities), NO_LABEL, dtype=np.int32)
 
     @cached_property
     def is_trained(self) -> npt.NDArray[np.bool_] | None:
-        """True for each id that the loss includes; None: all of them."""
+        """For each token, True if it is a target of the loss; None: all are."""
         path = self.path.with_suffix(".msk")
         return self._map(path, np.bool_) if path.exists() else None
 
@@ -116,7 +116,7 @@ class Shard:
 
 
 class SplitTokens:
-    """The tokens of one source and split: its shards, read as one stream."""
+    """The tokens of one source and split: its shards, read as one stream of all documents in order."""
 
     def __init__(self, shards: list[Shard]) -> None:
         self.shards = shards
@@ -124,15 +124,15 @@ class SplitTokens:
         self.num_tokens = int(self.starts[-1])
 
     def num_sequences(self, length: int, is_padded: bool = False) -> int:
-        """Return the number of sequences of `length` inputs, each with the token that follows its last one.
+        """Return the number of sequences of `length` inputs into which the stream can be cut.
 
-        Only whole sequences count, unless the last one is padded.
+        Each needs one more token, the target of its last input. An incomplete last sequence counts only with `is_padded`.
         """
         count = max(self.num_tokens - 1, 0)
         return -(-count // length) if is_padded else count // length
 
     def read(self, start: int, out: npt.NDArray[Any], field: str = "tokens") -> None:
-        """Copy tokens [start, start + len(out)) of the stream into `out`, or with field "is_trained" their loss mask."""
+        """Copy tokens [start, start + len(out)) of the stream, or their mask if `field` is "is_trained", into `out`."""
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         done = 0
         while done < len(out):
@@ -143,15 +143,15 @@ class SplitTokens:
             number += 1
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int, padding: int = 0) -> npt.NDArray[Any]:
-        """Return sequences by number, in the stored type.
+        """Return some sequences of the stream; sequence n begins at token n * length.
 
         Args:
-            numbers: Numbers of the sequences.
-            length: Inputs of a sequence.
-            padding: Value for positions past the end of the stream.
+            numbers: Values of n.
+            length: Number of inputs of a sequence.
+            padding: Id for positions past the end of the stream.
 
         Returns:
-            The inputs and one more token of each sequence, (len(numbers), length + 1).
+            The inputs and one more token of each sequence, (len(numbers), length + 1), in the stored integer type.
         """
         out = np.full((len(numbers), length + 1), padding, dtype=self.shards[0].dtype)
         starts = (numbers.astype(np.int64) * length).tolist()
@@ -164,14 +164,14 @@ class SplitTokens:
         return out
 
     def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the start of each document in the stream, and its size, in tokens."""
+        """Return the start of each document in the stream and its size, both in tokens, as two arrays, (documents,)."""
         bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
         none = np.zeros(0, dtype=np.int64)
         starts = np.concatenate([none, *(part[:-1] for part in bounds)])
         return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
 
     def documents(self, start: int, end: int) -> list[tuple[str, int]]:
-        """Return identity and start of the documents that have a token in [start, end) of the stream."""
+        """Return (identity, start in the stream) of each document that has a token in [start, end) of the stream."""
         rows: list[tuple[str, int]] = []
         first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
         for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
@@ -185,7 +185,7 @@ class SplitTokens:
 
 
 def tokens_command(folder: AnyPath) -> str:
-    """Return the command that writes a tokens folder again."""
+    """Return the command line that writes the tokens in a folder again."""
     return "bessemer tokens RECIPE" if isinstance(folder, StorePath) else RunDirectory(folder.parent).command("tokens")
 
 
@@ -206,8 +206,8 @@ class ShardWriter:
             name: Prefix of the files' names, SOURCE-SPLIT.
             dtype: Type of the ids.
             shard_tokens: Largest number of tokens in a shard with several documents.
-            labelled: Write the labels of documents.
-            masked: Write which tokens the loss includes.
+            labelled: Write a .lbl file with the labels of documents.
+            masked: Write a .msk file that says which tokens are targets of the loss.
         """
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
@@ -228,8 +228,8 @@ class ShardWriter:
             identity: 32 hexadecimal digits.
             ids: Its tokens, end-of-text included.
             num_bytes: Bytes of its text.
-            label: Number of its label.
-            is_trained: True for each token that the loss includes; required if the writer is `masked`.
+            label: Index of its label in the manifest's `labels`.
+            is_trained: For each token, True if it is a target of the loss; required if the writer is `masked`.
         """
         tokens = np.ascontiguousarray(ids, dtype=self.dtype)
         if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
@@ -247,7 +247,7 @@ class ShardWriter:
             self.counts[name] += count
 
     def close(self) -> None:
-        """Finish the open shard."""
+        """Finish the open shard, if any: write its index and flush its files to disk."""
         if not self._records:
             return
         identities, sizes, labels = zip(*self._records, strict=True)
@@ -265,7 +265,7 @@ class ShardWriter:
         self._open, self._records, self._open_tokens = {}, [], 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the counts, and the size and SHA-256 of each file."""
+        """Return the numbers of `documents`, `tokens` and `bytes`, and under `files` the size and SHA-256 of each file."""
         return {**self.counts, "files": self.files}
 
     def _path(self, suffix: str) -> Path:

@@ -32,8 +32,8 @@ class TokenDocument(NamedTuple):
     """A document of a token store.
 
     Attributes:
-        identity: 32 hexadecimal digits.
-        source: The name of its source.
+        identity: Its identity, 32 hexadecimal digits.
+        source: Name of its source.
         ids: Token ids, end-of-text included.
         label: Its class; None without one.
     """
@@ -45,21 +45,21 @@ class TokenDocument(NamedTuple):
 
 
 class TokenStore:
-    """The opened tokens folder of a run: the manifest and the splits of every source.
+    """The opened tokens folder of a run: the manifest and, for every source, the splits "train" and "heldout".
 
     Attributes:
         folder: The folder.
         manifest: The content of manifest.json.
-        is_verified: If true, shards are read without checks.
+        is_verified: True once all files have been verified, so that shards are read without checks.
         sources: Names of the sources, in the recipe's order.
-        labels: Classes, by the number of their label.
+        labels: Names of the classes; a document's label is an index in them.
         vocabulary: Number of ids.
         end_of_text: Id of the token after each document.
         mask_token: Id of the mask token; None without one.
-        framing: Ids around a text: end-of-text before it, or those that an imported tokenizer adds.
+        framing: Ids before and after a text: end-of-text before it, or those that an imported tokenizer adds.
         ends: Ids that end generation.
-        special: Special tokens, by role, of the model that training starts from; empty for a new model.
-        counts_bytes: True if the tokens account for the bytes of the text, so that bits per byte are defined.
+        special: Special tokens of the model that training starts from, by role such as bos; empty for a new model.
+        counts_bytes: True if the tokens represent all bytes of the text, so that bits per byte are defined.
         text_prefix: Bytes that the tokenizer adds before every text; the bytes of a document's first token include
             them.
     """
@@ -109,8 +109,8 @@ class TokenStore:
         """Verify all files. Raises DamagedFile for a file that has changed, or a shard with invalid ids or offsets.
 
         Args:
-            reads: Hash every file, once per process, except that files in a store are compared by size. If false, only
-                small files are hashed.
+            reads: If true, hash every file, but compare files in an object store only by size. If false, hash only small
+                files and compare the others by size.
         """
         again = tokens_command(self.folder)
         if reads and self._names_stored:
@@ -125,7 +125,7 @@ class TokenStore:
             _ = shard.offsets, shard.tokens
 
     def check(self, path: AnyPath) -> None:
-        """Verify a file of a shard before it is read. Raises DamagedFile."""
+        """Verify a file of a shard before it is read, unless it is in an object store. Raises DamagedFile if it has changed."""
         facts = self._written.get(path.name) or self.manifest.get("files", {}).get(path.name)
         if self.is_verified or facts is None or isinstance(path, StorePath):
             return
@@ -138,13 +138,13 @@ class TokenStore:
 
     @cached_property
     def _written(self) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of the files in this folder, from the stage's receipt, else from the manifest."""
+        """Size and SHA-256 by name of the local files, as recorded in the stage's receipt, else in the manifest."""
         files = {**self.manifest.get("files", {}), **recorded_files(self.folder)}
         return {name: facts for name, facts in files.items() if name not in self._names_stored}
 
     @property
     def digest(self) -> str:
-        """Digest of the tokens: of the hashes of all files and of the tokenizer."""
+        """Digest that identifies the tokens: a hash of the hashes of all files and of the tokenizer."""
         return digest(self.manifest["files"], self.manifest["tokenizer"]["sha256"])
 
     def num_tokens(self, split: str) -> int:
@@ -187,7 +187,7 @@ class TokenStore:
 
     @cached_property
     def _names_stored(self) -> frozenset[str]:
-        """Names of the files that are in a store."""
+        """Names of the files that are in `corpus.storage` instead of this folder."""
         return frozenset(stage_facts(self.folder).get("stored", ()))
 
     @cached_property

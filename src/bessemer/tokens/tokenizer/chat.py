@@ -44,17 +44,17 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
-    """Return the special tokens of a tokenizer's folder by their names in chat templates, such as eos_token.
+    """Return the special tokens of a tokenizer's folder, by their names in chat templates, such as eos_token.
 
-    `transformers` reads them from the settings in the same way. Without settings, bos_token, eos_token and pad_token are
-    `end_of_text`, as in an exported model that was trained here.
+    They are read from the tokenizer's settings, as `transformers` does. Without settings, bos_token, eos_token and pad_token
+    are all `end_of_text`.
     """
     settings = token_settings(folder) or dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
     return {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
 
 
 def read_template(path: Path, key: str = "chat template") -> str:
-    """Return the text of a template file. Raises InputError when it cannot be read."""
+    """Return the text of a template file. Raises InputError, which names `key`, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +62,7 @@ def read_template(path: Path, key: str = "chat template") -> str:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the chat template of a folder, the default one if it has several; None without one."""
+    """Return the chat template in a tokenizer's folder, the default one if it has several; None without one."""
     if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
         return read_template(path)
     template = token_settings(folder).get("chat_template")
@@ -75,16 +75,16 @@ def chat_template(folder: Path) -> str | None:
 def render(
     source: str, names: Mapping[str, str], messages: Sequence[Mapping[str, Any]], /, **inputs: Any
 ) -> tuple[str, Spans]:
-    """Render messages as text, and locate the assistant's parts in it.
+    """Render messages as text with a chat template, and locate the text of the assistant in it.
 
     Args:
         source: The template, in Jinja.
-        names: The special tokens by their names in the template.
+        names: The special tokens by their names in the template, such as eos_token.
         messages: The conversation.
-        inputs: `add_generation_prompt`, `tools`, `documents` and options of the template.
+        inputs: `add_generation_prompt`, `tools`, `documents` and other variables of the template.
 
     Returns:
-        The text, and the (start, end) of each assistant part, in characters; none if the template does not mark them.
+        The text, and the (start, end) in characters of each part that the template marks with {% generation %}.
 
     Raises:
         InputError: When the template does not compile or fails.
@@ -121,12 +121,12 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
 
 
 class TemplateSource(NamedTuple):
-    """The chat template of a build.
+    """The chat template with which the tokens of a run are built.
 
     Attributes:
-        sources: Names of the sources of conversations.
+        sources: Names of the sources whose documents are conversations.
         source: The template, in Jinja.
-        names: The special tokens by their names in the template.
+        names: The special tokens by their names in the template, such as eos_token.
     """
 
     sources: frozenset[str]
@@ -135,11 +135,11 @@ class TemplateSource(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template, which encodes conversations and finds the tokens that are trained on.
+    """A chat template that encodes conversations and finds the tokens that are trained on: those of the assistant.
 
     Attributes:
         source: The template, in Jinja.
-        turn_end: The last trained token of a turn, ignoring white space.
+        turn_end: Id of the last token of an assistant's turn, ignoring white space.
     """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
@@ -156,14 +156,14 @@ class ChatTemplate:
         """Encode a conversation.
 
         Args:
-            text: A document of `corpus.conversation`.
+            text: The conversation as JSON, in the form of `corpus.conversation`.
             what: Name of the document in errors.
 
         Returns:
             The ids, end-of-text last, and a mask that is True for the ids that are trained on.
 
         Raises:
-            InputError: When the template fails on the conversation or does not write all of it.
+            InputError: When the template fails on the conversation or leaves a part of it out.
         """
         record = record_in(text)
         try:
@@ -183,7 +183,10 @@ class ChatTemplate:
         return ids, is_trained
 
     def unwritten(self, text: str) -> set[str]:
-        """Return the fields of a conversation and of its messages, other than text, that the template does not use."""
+        """Return the names of options and message fields, other than text, of a conversation that the template ignores.
+
+        `text` is the conversation as JSON.
+        """
         record = record_in(text)
         keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
         return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
@@ -193,10 +196,10 @@ class ChatTemplate:
         return render(self.source, self._names, record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
-        """Return those of the assistant's spans in the rendered text whose messages are trained on (`is_trained`).
+        """Return those of the assistant's `spans` in a rendered conversation whose messages are trained on (`is_trained`).
 
-        Raises InputError when the template leaves a string out. The record is rendered again with a marker word after
-        each string, which shows where the string is in the result.
+        To find them, the conversation `record` is rendered again with a marker word after each string. Raises
+        InputError if the template leaves a string out.
         """
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = self._render(probe)
@@ -221,7 +224,7 @@ class ChatTemplate:
 
 
 def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
-    """Return the record with a marker word after each string that the template must write, and a description of each."""
+    """Return a conversation with a marker word after each string that the template must write, and each word's meaning."""
     words: list[Word] = []
 
     def add(value: Any, field: str, number: int | None, part: int | None = None, always: bool = False) -> Any:

@@ -16,12 +16,12 @@ from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 
 
 def mask_token(recipe: Recipe) -> str | None:
-    """Return the mask token that a recipe's tokenizer must have; None unless the model predicts hidden tokens."""
+    """Return the mask token that a recipe's tokenizer must have; None unless the objective is masked language modelling."""
     return recipe.tokenizer.mask_token if recipe.predicts_hidden else None
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the tokenizer at tokenizer.path, with the special tokens that the recipe adds."""
+    """Load the tokenizer at the recipe's tokenizer.path, and add the special tokens that the recipe adds to a model."""
     options, file, mask = recipe.tokenizer, files.tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
     if recipe.adds_tokens:
         return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
@@ -43,10 +43,10 @@ def keeps_tokenizer(recipe: Recipe) -> bool:
 
 
 def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
-    """Return the ids around a text in a run that starts from trained weights: the model's bos, or [CLS] and [SEP].
+    """Return the ids before and after each text that a model to start from expects, such as bos, or [CLS] and [SEP].
 
-    None means end-of-text before each text, as for a model trained here. A decoder's text has no ids after it, whatever
-    its tokenizer adds.
+    The result is None, which means only end-of-text before each text, for a new model and for one that was trained like
+    that. For a decoder it has no ids after the text, even if the model's tokenizer adds some.
     """
     if not keeps_tokenizer(recipe):
         return None
@@ -67,10 +67,10 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
 
 
 def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return facts about the model that a run starts from, for the manifest of the tokens; empty for a new model.
+    """Return the manifest's entries about the model that a run starts from; empty for a new model.
 
-    They are the ids around a text (`prefix`, `suffix`), the ids that end generation (`ends`), the special tokens by
-    role (`special`), and for each added token the ids that its text had before (`added`).
+    They are the ids before and after each text (`prefix`, `suffix`), the ids that end generation (`ends`), the special
+    tokens by role such as bos (`special`), and for each added token the ids that encoded its text before (`added`).
     """
     if not keeps_tokenizer(recipe):
         return {}
@@ -88,12 +88,15 @@ def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _model_folders(recipe: Recipe) -> list[Path]:
-    """Return the folder of model.from, if the recipe sets it."""
+    """Return a list with the folder of the model that model.from names; empty if the recipe does not set it."""
     return [hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else []
 
 
 def files_to_copy(recipe: Recipe) -> list[Path]:
-    """Return the side files (TOKENIZER_SIDE_FILES) of the tokenizer or model that a run starts from."""
+    """Return the files of TOKENIZER_SIDE_FILES in the folder of the tokenizer, else of the model, that a run starts from.
+
+    The result is empty for a new model.
+    """
     if not keeps_tokenizer(recipe):
         return []
     folders = (files.folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe))
@@ -101,10 +104,10 @@ def files_to_copy(recipe: Recipe) -> list[Path]:
 
 
 def resolve_tokenizer(recipe: Recipe) -> Recipe:
-    """Return the recipe with [tokenizer] completed from an imported model.
+    """Return the recipe with [tokenizer] completed from the tokenizer that it loads; unchanged if it trains one.
 
-    Sets the path (if only model.from is given), the commit of a hub model, end_of_text and mask_token. Values that the
-    recipe sets are kept.
+    Sets the path to model.from if the recipe sets neither path nor vocabulary, pins a hub model to its current commit, and
+    sets end_of_text and mask_token if the recipe does not.
     """
     tokenizer = recipe.tokenizer
     path, changes = tokenizer.path, dict[str, Any]()
@@ -127,7 +130,10 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
 
 
 def template_source(recipe: Recipe) -> str:
-    """Return the text of the recipe's template, else that of the tokenizer's folder, else ChatML. Raises InputError."""
+    """Return the chat template of the recipe, else of the tokenizer's folder, else ChatML, as Jinja text.
+
+    Raises InputError if its file cannot be read.
+    """
     named = recipe.tokens.chat_template
     if named not in (None, "chatml"):
         return chat.read_template(Path(str(named)), "tokens.chat_template")
@@ -137,9 +143,9 @@ def template_source(recipe: Recipe) -> str:
 
 
 def model_input(recipe: Recipe, store: TokenStore, prompt: str) -> tuple[str, Framing]:
-    """Return a prompt as text for the model, and the ids to put around it.
+    """Return a prompt as the text that the model continues, and the ids to put before and after it.
 
-    In a run trained on conversations the prompt is rendered as a user message with the chat template.
+    In a run trained on conversations, the chat template renders the prompt as a user message, and no more ids are added.
     """
     if not recipe.chat_parts:
         return prompt, store.framing
@@ -149,7 +155,7 @@ def model_input(recipe: Recipe, store: TokenStore, prompt: str) -> tuple[str, Fr
 
 
 def load_template(recipe: Recipe) -> chat.TemplateSource | None:
-    """Return the chat template of a recipe; None without conversations. Raises InputError if it cannot be read."""
+    """Return the chat template of a recipe; None if no source has conversations. Raises InputError if it cannot be read."""
     if not recipe.chat_parts:
         return None
     folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))

@@ -30,21 +30,21 @@ Bools = npt.NDArray[np.bool_]
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each of GPT-2's printable characters (openai/gpt-2, encoder.py, bytes_to_unicode)."""
+    """Return a dict from each character that stands for a byte in GPT-2's tokens to the byte (openai/gpt-2, encoder.py)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def kind_of(description: dict[str, Any]) -> str:
-    """Return the tokenizer's kind: byte-level, bpe, unigram, wordpiece or wordlevel."""
+    """Return the kind of a tokenizer.json's content: byte-level, bpe, unigram, wordpiece or wordlevel."""
     if any(step.get("type") == "ByteLevel" for step in _steps(description.get("pre_tokenizer"), "pretokenizers")):
         return "byte-level"
     return str(description["model"].get("type", "BPE")).lower()
 
 
 def token_byte_values(description: dict[str, Any], vocabulary: dict[str, int], special: set[int]) -> list[bytes]:
-    """Return the bytes of each id; empty for special tokens.
+    """Return the bytes of text that each id stands for; empty for special tokens.
 
     Args:
         description: The content of the tokenizer.json.
@@ -97,7 +97,7 @@ def without_special(description: dict[str, Any], tokens: Iterable[str]) -> dict[
 
 
 def changes(description: dict[str, Any]) -> list[str]:
-    """Return the lower-case names of the normalizer's steps, such as nfc or prepend; empty if text is not changed."""
+    """Return the types of a tokenizer.json's normalizer steps in lower case, such as nfc or prepend."""
     return [str(step.get("type")).lower() for step in _steps(description.get("normalizer"), "normalizers")]
 
 
@@ -115,7 +115,10 @@ def prefix_of(description: dict[str, Any]) -> bytes:
 
 
 def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """Return a normalizer or pre-tokenizer as a flat list of its steps. `inner` is the key of a sequence's steps."""
+    """Return the steps of a normalizer or pre-tokenizer of a tokenizer.json as a flat list; empty for None.
+
+    `inner` is the key under which a part of type "Sequence" has its steps.
+    """
     if not part:
         return []
     if part.get("type") == "Sequence":
@@ -142,13 +145,13 @@ class WordEdges:
 
     @classmethod
     def from_pieces(cls, pieces: list[bytes]) -> WordEdges:
-        """Build the table from `pieces`, the bytes of each id (empty for special tokens)."""
+        """Find the boundaries from `pieces`, the bytes of each id (empty for special tokens)."""
         word = [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
         first, last = ([not piece or not word[piece[end]] for piece in pieces] for end in (0, -1))
         return cls(np.array(first), np.array(last))
 
     def starts(self, ids_T: npt.NDArray[Any]) -> Bools:
-        """Return a mask of the tokens of a sequence that begin a word; the first one does."""
+        """Return a mask of the tokens of a sequence that begin a word, (tokens,); it is True for the first token."""
         starts_T: Bools = self.opens[ids_T]
         starts_T[1:] |= self.closes[ids_T[:-1]]
         starts_T[:1] = True
@@ -157,7 +160,7 @@ class WordEdges:
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids before and after the ids of every text, in generation, evaluation and the exported tokenizer.
+    """The ids that are put before and after every text, in generation, evaluation and the exported tokenizer.
 
     A model trained here has end-of-text before each document; an imported model has the ids that its tokenizer adds.
     """
@@ -166,12 +169,12 @@ class Framing:
     after: tuple[int, ...] = ()
 
     def around(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text with their framing."""
+        """Return the ids of a text with the ids before and after it."""
         return [*self.before, *ids, *self.after]
 
 
 def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | None:
-    """Return the ids before and after `plain` in `whole`; None if `whole` does not contain `plain`."""
+    """Return the ids of `whole` before and after the run of ids `plain`; None if `whole` does not contain it."""
     size = len(plain)
     for start in range(len(whole) - size + 1):
         if list(whole[start : start + size]) == list(plain):
@@ -182,8 +185,8 @@ def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | Non
 def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any]:
     """Return a tokenizer.json's content that puts the ids of `framing` around a text; unchanged if it already does.
 
-    In a pair of texts the second has type 1 and the same framing (as `transformers` does for `add_bos_token`). If the
-    framing has ids after a text, the second text has none before it, as in [CLS] A [SEP] B [SEP].
+    In a pair of texts, the second has token type 1. It has the ids before and after it too, as in `transformers` with
+    `add_bos_token`; but none before it if there are some after, as in [CLS] A [SEP] B [SEP].
     """
     from tokenizers import Tokenizer
 
@@ -209,6 +212,6 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
 
 
 def framing_of(tokenizer: HuggingFaceTokenizer) -> Framing | None:
-    """Return the ids that a tokenizer puts around a text; None if it changes the text in another way."""
+    """Return the ids that a tokenizer puts before and after a text; None if its post-processor changes the text's ids."""
     encoded = ((tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids) for text in "a1.")
     return next((framing_between(plain, whole) for plain, whole in encoded if plain), None)

@@ -28,14 +28,14 @@ USUAL = {
 
 
 def folder_of(path: str) -> Path:
-    """Return the tokenizer's folder for a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`."""
+    """Return the folder of a tokenizer, given as its file, its folder, `hf:FOLDER` or `hf:ORG/NAME` (downloaded)."""
     if path.startswith("hf:"):
         return hub.local_folder(path, weights=False)
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def tokenizer_file(path: str) -> Path:
-    """Return the path of the tokenizer.json for a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`."""
+    """Return the tokenizer.json of a tokenizer, given as that file, its folder, `hf:FOLDER` or `hf:ORG/NAME` (downloaded)."""
     if not path.startswith("hf:") and not Path(path).is_dir():
         return Path(path)
     return file_in(folder_of(path))
@@ -52,7 +52,7 @@ def file_in(folder: Path) -> Path:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if the file is missing. Raises InputError when it contains something else."""
+    """Read a JSON object from a file; empty if the file is missing. Raises InputError if the file has other content."""
     if not hub.foreign_file(path.parent, path.name).exists():
         return {}
     try:
@@ -65,10 +65,11 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
-    """Return a model's special tokens by role (bos, eos, pad, unk, cls, sep, mask).
+    """Return a model's special tokens by role (bos, eos, pad, unk, cls, sep, mask); roles without a token are left out.
 
-    A role's token is the one that the first of `folders` names, else the one that it lists by id, else one with a usual
-    name. Without these, sep is the last id after a text and unk the tokenizer's unknown token.
+    A role's token is the one that a tokenizer's settings in `folders` name, else the id that a config.json there lists, else
+    one with a usual name such as [MASK]. Otherwise sep is the last id that the tokenizer puts after a text, and unk its
+    unknown token.
     """
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
@@ -87,9 +88,9 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
 
 
 def ids_of(folder: Path, role: str) -> list[int]:
-    """Return the ids of a special token's role (such as eos, which may have several) by the files of a folder.
+    """Return the ids that the files of a model's folder list for a special token's role, such as eos; empty if none.
 
-    The first file that has any is used, in the order of `transformers`.
+    They are those of a manifest.json of this package, else of generation_config.json, else of config.json.
     """
     manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
     ours = manifest.get({"eos": "end_of_text", "mask": "mask_token"}.get(role, ""))
@@ -99,7 +100,7 @@ def ids_of(folder: Path, role: str) -> list[int]:
 
 
 def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids at which `transformers` ends generation, limited to the vocabulary."""
+    """Return the ids at which `transformers` ends generation by the files of a folder, without ids outside the vocabulary."""
     return [number for number in ids_of(folder, "eos") if 0 <= number < tokenizer.vocabulary]
 
 
@@ -113,7 +114,7 @@ def token_ids(path: Path, role: str) -> list[int]:
 
 
 def token_settings(folder: Path) -> dict[str, Any]:
-    """Return a tokenizer's settings, merged as `transformers` does, with special tokens as text; empty without any."""
+    """Return the settings of a tokenizer's folder, merged as in `transformers`, with special tokens as text; {} if none."""
     settings: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         settings |= {key: value for key, value in read_table(folder / file).items() if value}
@@ -121,10 +122,10 @@ def token_settings(folder: Path) -> dict[str, Any]:
 
 
 def end_of_text(tokens: dict[str, str]) -> str | None:
-    """Return the token that ends a text: eos, or an encoder's sep."""
+    """Return the token that ends a text, given special tokens by role: eos, else sep; None without both."""
     return tokens.get("eos") or tokens.get("sep")
 
 
 def side_files(folder: Path) -> list[Path]:
-    """Return those of TOKENIZER_SIDE_FILES that a folder contains."""
+    """Return the files in a folder that are copied along with a tokenizer (TOKENIZER_SIDE_FILES)."""
     return [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]

@@ -32,7 +32,10 @@ NORMALIZERS = {"qwen2": "NFC"}  # normalizers of the patterns whose published to
 
 
 def pattern_of(name: str, digits: str | None = None, white_space: str = "runs") -> str:
-    """Return the regular expression for a recipe's pattern, digits and white space."""
+    """Return the split pattern for the recipe's tokenizer.pattern (`name`), digits and white_space, as a regular expression.
+
+    Without `digits`, or with white_space "runs", the named pattern's own choice is used.
+    """
     form, own_digits, own_white_space = NAMED[name]
     return form % (DIGITS[digits or own_digits], WHITE_SPACE[own_white_space if white_space == "runs" else white_space])
 
@@ -57,8 +60,8 @@ class PreTokenization(NamedTuple):
 def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
     """Return the pre-tokenization of a tokenizer.json; None unless it is a byte-level BPE with one regular expression.
 
-    The result is also None with added tokens that are not special, since they are found before the text is cut, and
-    with a normalizer other than a prefixed space.
+    It must also have no normalizer other than a prefixed space, and no added tokens that are not special, because these are
+    found before the text is split.
     """
     model, normalizer = description["model"], description.get("normalizer")
     keys = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")

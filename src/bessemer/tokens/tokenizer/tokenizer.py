@@ -38,15 +38,15 @@ class Tokenizer:
     """An immutable tokenizer, defined by a tokenizer.json.
 
     Attributes:
-        special: Special tokens by id.
+        special: Text of the special tokens, by id.
         vocabulary: Number of ids.
         end_of_text: Id of the end-of-text token.
-        end_of_text_token: The end-of-text token.
+        end_of_text_token: Text of the end-of-text token.
         mask_token: Id of the mask token; None unless one was requested.
         kind: byte-level, bpe, unigram, wordpiece or wordlevel.
         changes: Steps of the normalizer, such as nfc or lowercase.
-        text_prefix: Bytes that the tokenizer puts before every text, which the bytes of its first token include.
-        unknown_token: Id of text outside the vocabulary; None if there is no such id.
+        text_prefix: Bytes, such as a space, that the tokenizer puts before every text and encodes with it.
+        unknown_token: Id of the token for text outside the vocabulary; None if there is none.
     """
 
     def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
@@ -95,7 +95,7 @@ class Tokenizer:
 
         Args:
             texts: Texts to train on.
-            vocabulary: Number of ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
+            vocabulary: Number of ids: special tokens, 256 bytes and merges together.
             end_of_text: The end-of-text token.
             mask_token: The mask token, if any.
             special_tokens: More special tokens.
@@ -147,14 +147,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
-        """Load a tokenizer.json, which must have the named special tokens. An unchanged file is read once."""
+        """Load a tokenizer.json, which must have the named special tokens; a file that has not changed is cached."""
         facts = path.stat() if path.exists() else None
         version = () if facts is None else (facts.st_mtime_ns, facts.st_size, facts.st_ino)
         return _loaded(path.resolve(), version, end_of_text, mask_token)
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer.json whose end-of-text is not known or needed; the first special token replaces it."""
+        """Load a tokenizer.json whose end-of-text token is unknown or not needed; the first special token serves as it."""
         inner = _read(path)
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
@@ -165,7 +165,7 @@ class Tokenizer:
         return cls(_from(json.loads(text)), end_of_text, mask_token)
 
     def with_special_tokens(self, names: Sequence[str], end_of_text: str, mask_token: str | None = None) -> Tokenizer:
-        """Return a tokenizer with the special tokens `names` added after the last id; existing ones keep their ids."""
+        """Return a tokenizer with the special tokens `names`; new ones get ids after the last, existing ones keep theirs."""
         inner = _from(self._description)
         inner.add_special_tokens([name for name in names if name not in self.special.values()])
         if any(self.id_of(name) is None and (inner.token_to_id(name) or 0) < self.vocabulary for name in names):
@@ -179,7 +179,7 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """Hash of the tokenizer.json without its post-processor, so that a trained and an exported tokenizer are equal."""
+        """SHA-256 of the tokenizer.json without its post-processor, which an export adds."""
         text = self.to_json()
         if self._description.get("post_processor") is not None:
             text = str(_from(self._description, post_processor=None).to_str(pretty=True))
@@ -195,7 +195,7 @@ class Tokenizer:
         return list(self.encode_with_offsets(text).ids)
 
     def encode_with_offsets(self, text: str) -> Encoding:
-        """Encode a text in which special tokens are recognised, with the position of each token in it."""
+        """Encode a text in which special tokens are recognised; the result has `ids` and the (start, end) `offsets` of each."""
         _require_text(text)
         return self._inner.encode(text, add_special_tokens=False)
 
@@ -212,7 +212,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> HuggingFaceTokenizer:
-        """A copy that encodes the text of special tokens as plain text, even where the model would not."""
+        """The tokenizer of the library, changed so that text that looks like a special token is encoded as plain text."""
         inner = _from(content.without_special(self._description, self._closed))
         inner.encode_special_tokens = True
         return inner
@@ -226,14 +226,14 @@ class Tokenizer:
 
     @property
     def encoder_name(self) -> Literal["gigatoken", "tokenizers"]:
-        """The library that encodes."""
+        """Name of the library that encodes text for this tokenizer."""
         return "tokenizers" if self._fast is None else "gigatoken"
 
     def accelerate(self, texts: Sequence[str] | None) -> Tokenizer:
         """Return a copy that encodes with the faster library gigatoken if its ids are equal, else this tokenizer.
 
-        Both libraries encode every token, every special token and `texts` for comparison. With None nothing is
-        compared, because another process did.
+        For the comparison both libraries encode every token, every special token and `texts`. If `texts` is None, nothing
+        is compared, because another process did it.
         """
         description = _for_gigatoken(content.without_special(self._description, self._closed))
         if description is None:
@@ -266,11 +266,11 @@ class Tokenizer:
 
     @property
     def framing(self) -> Framing:
-        """The ids that the tokenizer.json puts around a text."""
+        """The ids that the tokenizer.json's post-processor puts before and after a text."""
         return content.framing_of(self._inner) or Framing()
 
     def token_byte_values(self) -> list[bytes]:
-        """Return the bytes of each id (`description.token_byte_values`); empty for special tokens."""
+        """Return the bytes of text that each id stands for (`description.token_byte_values`); empty for special tokens."""
         return content.token_byte_values(self._description, self._inner.get_vocab(), set(self.special))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
@@ -280,7 +280,7 @@ class Tokenizer:
 
 @lru_cache(maxsize=4)
 def _loaded(path: Path, version: tuple[int, ...], end_of_text: str, mask_token: str | None) -> Tokenizer:
-    """Return the tokenizer of a file, cached by its `version`: modification time, size and inode."""
+    """Load the tokenizer of a file. The cache uses `version`, the file's modification time, size and inode, as a key too."""
     return Tokenizer(_read(path), end_of_text, mask_token)
 
 
@@ -306,9 +306,9 @@ def _from(description: dict[str, Any], **changed: Any) -> HuggingFaceTokenizer:
 def _for_gigatoken(description: dict[str, Any]) -> dict[str, Any] | None:
     """Return the content of a tokenizer.json adapted for gigatoken; None if its ids may differ on rare text.
 
-    gigatoken would find added tokens in text, so they are left out. Added tokens that are not special must be found
-    before the text is cut, so they rule gigatoken out. So does Unicode normalization, since gigatoken knows characters
-    that `tokenizers` does not.
+    gigatoken would find added tokens in text, so they are left out. The result is None with added tokens that are not
+    special, which must be found in text, and with Unicode normalization, where gigatoken knows characters that
+    `tokenizers` does not.
     """
     if any(not token["special"] for token in description["added_tokens"]):
         return None
