@@ -31,9 +31,10 @@ ROLLBACK_STEPS = 10_000  # the last steps, in which at most guard.max_rollbacks 
 
 
 def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
-    """Respond to the judgement of the step after `state`. Returns the restored state after a rollback, else None.
+    """Carry out the guard's judgement of the step after `state`: record a skipped update or an alarm, or roll the run back.
 
-    All ranks must call it. Raises BessemerError if the guard stops the run.
+    Returns the state of the restored checkpoint after a rollback, else None. Raises BessemerError if the guard stops the run.
+    All ranks must call it.
     """
     step, alarm = state.step + 1, judgement.alarm
     if judgement.verdict is Verdict.SKIP:
@@ -51,9 +52,9 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def record_missing_rollbacks(training: Training) -> None:
-    """Append to incidents.jsonl the rollbacks of the journal that it lacks.
+    """Append to incidents.jsonl each rollback that journal.jsonl records and incidents.jsonl lacks.
 
-    They are missing if the process was killed before it wrote them, or if the journal was copied from another run.
+    Such a rollback exists if the process was killed between the two writes, or if the journal was copied from another run.
     """
     journal, incidents = training.journal, training.run.incidents
     if not training.trainer.mesh.is_main:
@@ -69,7 +70,10 @@ def record_missing_rollbacks(training: Training) -> None:
 
 
 def compares_replicas(training: Training, step: int) -> bool:
-    """Return True if the weights of replicas are compared after `step` steps: at an interval, and before each save."""
+    """Return True if the weights of data-parallel replicas are compared after `step` steps.
+
+    This is the case every `guard.compare_replicas_every` steps (0 for never) and before each save.
+    """
     every = training.recipe.guard.compare_replicas_every
     is_saved = training.saver.is_due(step) or step == training.steps
     is_saved |= training.recipe.checkpoint.keep_best and training.validates(step)
@@ -77,9 +81,9 @@ def compares_replicas(training: Training, step: int) -> bool:
 
 
 def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
-    """Compare the weights of replicas if that is due. Returns the restored state after a rollback, else None.
+    """Compare the weights of data-parallel replicas if `compares_replicas`, and roll the run back if they differ.
 
-    All ranks must call it.
+    Returns the restored state after a rollback, else None. Raises BessemerError if the run stops. All ranks must call it.
     """
     mesh, step = training.trainer.mesh, state.step
     if not compares_replicas(training, step):
@@ -100,9 +104,10 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
 
 
 def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]) -> None:
-    """Report the rank that was corrupt, if the replicas differed at this step before a rollback and are equal now.
+    """Record which ranks computed wrong weights for `step` before a rollback, now that repeating the steps shows it.
 
-    `sums_by_rank` has the bit sums of each rank's weights now, which are taken to be right.
+    `sums_by_rank` has the bit sums of each rank's repeated weights, which are equal and taken to be right. Does nothing if the
+    replicas were also equal before.
     """
     difference = training.replicas.suspected.pop(step, None)
     if difference is None:
@@ -118,9 +123,10 @@ def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]
 def _roll_back_or_stop(
     training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
 ) -> TrainState:  # fmt: skip
-    """Roll back, or stop if no checkpoint is older than the alarm or rollbacks have not helped. All ranks must call it.
+    """Roll back after an alarm at `step` (1-based), and return the restored state. All ranks must call it.
 
-    Raises BessemerError for a stop, with the reason `why`. The incident names the first of `ranks`.
+    Raises BessemerError if no checkpoint is older than the alarm's onset, or `guard.max_rollbacks` is reached. `why` completes
+    its message: the reason why the run cannot continue. The rollback's incident names the first of `ranks`.
     """
     training.saver.finish(state)
     checkpoint, limit = _checkpoint_before(training, alarm), training.recipe.guard.max_rollbacks
@@ -138,7 +144,7 @@ def _roll_back_or_stop(
 
 
 def _begin(training: Training, rollback: Rollback) -> None:
-    """Write a rollback to the journal on every rank, and remove the checkpoints that it undoes."""
+    """Add a rollback to the journal of every rank (the file is on rank 0), and remove the checkpoints that it undoes."""
 
     def begin() -> None:
         training.journal.add_rollback(rollback)
@@ -163,7 +169,10 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
 
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
-    """Write a rollback from `step` (1-based, with the alarm) to the journal, report it and carry it out."""
+    """Roll back to `checkpoint` and return the restored state; the journal and incidents.jsonl record it first.
+
+    `step` (1-based) raised the alarm, and `rank` is the rank that the incident names.
+    """
     journal, stream = training.journal, training.stream
     rollback, skipped = _plan_rollback(training, step, alarm, checkpoint)
     _begin(training, rollback)
@@ -188,10 +197,10 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
 
 
 def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> tuple[Rollback, range]:
-    """Return a rollback and the steps (0-based) whose batches are never read again.
+    """Return a rollback from `step` (1-based) to `checkpoint`, and the steps (0-based) whose batches are never read again.
 
-    These are the steps around the first bad one, up to at least the alarm. After a hardware fault there are none, and the
-    learning rates are repeated too.
+    The skipped steps surround the first bad one and reach at least to `step`. After a hardware fault no step is skipped and
+    there is no re-warm-up, so the run repeats the same batches at the same learning rates.
     """
     guard, sizes, num_skipped, rewarm_steps = training.recipe.guard, training.stream.sizes, 0, 0
     if not alarm.kind.is_hardware_fault:
@@ -205,7 +214,10 @@ def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: Save
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
-    """Record an alarm with the documents of its first batches, and print a warning. Returns the samples with their documents."""
+    """Record an alarm in incidents.jsonl with the documents of the batches from its onset, and print a warning.
+
+    Returns the `_first_samples`; none for a hardware fault. `action` says what was done, and `more` has more values to record.
+    """
     samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
     if training.trainer.mesh.is_main:
         known = trace.describe_documents(training.run.corpus, _document_names(samples))
@@ -221,7 +233,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 
 
 def _first_samples(training: Training, step: int, alarm: Alarm) -> list[dict[str, Any]]:
-    """Return the samples of the first batches from the alarm's onset, with their documents."""
+    """Return the samples of the first batches from the alarm's onset to `step`, each a dict with the names of its `documents`."""
     sizes, samples = training.stream.sizes, list[dict[str, Any]]()
     for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
@@ -234,7 +246,7 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
 
 
 def _stopped(training: Training, step: int, alarm: Alarm, why: str, hint: str = "") -> BessemerError:
-    """Record that an alarm stops the run, and return the error to raise."""
+    """Record that an alarm stops the run, and return the error to raise. It gives the reason `why` and the advice `hint`."""
     samples = _report(training, step, alarm, STOPPED)
     training.clock.write(alarm.kind.completed_steps(step), BY_GUARD)
     names = _document_names(samples)

@@ -92,7 +92,10 @@ class Callbacks:
     step: int = field(init=False)
 
     def call(self, method: str, step: int, metrics: Mapping[str, Any] | None = None, stopped_by: str = "") -> None:
-        """Call the method with this name of each callback after `step` steps, with a `Moment` of the other arguments."""
+        """Call `method` of each callback after `step` steps, with a `Moment` that has `metrics` and `stopped_by`.
+
+        A returned reason or an error goes to `stop`.
+        """
         self.step, mesh, steps = step, self.training.trainer.mesh, self.training.steps
         shown = MappingProxyType(dict(metrics or {}))
         moment = Moment(step, steps, shown, self.training.run.path, mesh.rank, mesh.world, stopped_by)
@@ -111,7 +114,7 @@ class Callbacks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
-        """Call `end`, and raise its error on every process unless the training has failed with another one."""
+        """Call `end` of each callback. An error in it is raised on every process; after a failed training it is only printed."""
         if not self.members or not isinstance(error, BessemerError | None):
             return
         earlier = self.stop.requested

@@ -42,8 +42,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         inputs_BT: Token ids.
-        targets_BS: Target ids; -1 for none.
-        starts_BT: True where a piece starts in a packed sequence; None for other packings.
+        targets_BS: Target ids; -1 for none. S is T, or 1 for a classifier.
+        starts_BT: True where a document or the padding starts in a packed sequence; None for other packings.
         dropout_B: The key of each sequence's dropout masks (`model.dropout.sequence_keys`); None for no dropout.
     """
 
@@ -86,8 +86,8 @@ class MicroBatch(NamedTuple):
 class DataParallel:
     """The engine of a process that holds the whole model, or its slice by tensor and context parallelism.
 
-    Each process computes its share of the micro-batches. A single process runs two at a time if that is faster. `root` is a
-    ModelWithLoss, wrapped by DDP or FSDP2 if the layout requires it.
+    Each process computes its share of the micro-batches. A single process runs two at a time if that is faster. `root` is the
+    module that is called for a loss: a ModelWithLoss, wrapped by DDP or FSDP2 if the layout requires it.
     """
 
     def __init__(self, model: Transformer, root: nn.Module, mesh: ProcessMesh, device: Device) -> None:
@@ -116,7 +116,7 @@ class DataParallel:
         return results
 
     def score(self, part: MicroBatch) -> Scores:
-        """Return the task's scores of a micro-batch, from a forward pass only."""
+        """Return the nats of each target, and the likeliest prediction if the task scores it (else None); both (B, S)."""
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         scores = root(*part.to(self.device.torch_device), scored=True)
         data.reshard(root)

@@ -37,11 +37,11 @@ class LayerMetric:
     """A statistic of each block or group of parameters.
 
     Attributes:
-        source: The tensors that it is computed from. "output" is the output of a block (fp32), "attention" the q, k and scope
-            of a block's attention, "gradient" the gradient of a parameter before clipping, and "update" a parameter and its
-            change, of which at most SAMPLE elements are taken.
-        measure: Returns terms from a process's tensors: numbers, or scalars on the device.
-        value: Returns the statistic from the combined terms.
+        source: The tensors that it is computed from. "output" is the output of a block (fp32), "attention" the queries, keys
+            and AttentionScope (which keys a query sees) of a block, "gradient" the gradient of a parameter before clipping, and
+            "update" a parameter and its change, of which at most SAMPLE elements are taken.
+        measure: Returns terms from a process's tensors, such as a sum and a count: numbers, or scalars on the device.
+        value: Returns the statistic from the terms, each combined over layers and processes.
         is_max: True to combine terms by their maximum, not their sum.
     """
 
@@ -72,14 +72,17 @@ METRICS = {
 
 
 class Terms:
-    """The terms of each metric and layer on this process, which `values` combines over all processes."""
+    """The terms of each `LayerMetric` and layer on this process, which `values` combines over all processes."""
 
     def __init__(self) -> None:
         self._terms: dict[tuple[str, str], list[Tensor]] = {}
 
     @torch.no_grad()
     def add(self, source: str, layer: str, *tensors: Any, share: float = 1.0) -> None:
-        """Compute the terms of all metrics of a source (`LayerMetric.source`) from a layer's tensors; `share` weights sums."""
+        """Add the terms of all metrics of a source (`LayerMetric.source`), computed from a layer's tensors.
+
+        Terms that are summed are multiplied by `share`, such as 1 / replicas for tensors that several processes add.
+        """
         for name, metric in METRICS.items():
             if metric.source == source and tensors[0].numel():
                 device, weight = tensors[0].device, 1.0 if metric.is_max else share
@@ -122,9 +125,9 @@ class LayerMonitor:
 
     @contextmanager
     def __call__(self, number: int, batch: Batch, skip: Tensor) -> Iterator[None]:
-        """Measure the update of step `number` (1-based), which runs in the block after its backward pass.
+        """Return a context in which the update of step `number` (1-based) runs, after its backward pass, and which measures it.
 
-        `skip` is 1 on the device if the update is skipped; it is read only if the update is due.
+        `skip` is a scalar on the device; a skipped update (1) is not measured. The host reads it only if `is_due`.
         """
         if not self.is_due(number) or self.trainer.device.read(skip):
             yield
@@ -156,7 +159,7 @@ class LayerMonitor:
 
 @torch.no_grad()
 def _add_blocks(terms: Terms, trainer: Trainer, batch: Batch) -> None:
-    """Add outputs and attention of each block, in the step's precision, for the first sequence of each part of the batch.
+    """Add outputs and attention of each block, in the step's precision, for the first sequence of each process's batch.
 
     This is an extra, uncompiled forward pass: hooks in the step itself would not run in compiled blocks, and a pass without
     gradients costs a third of a sequence.

@@ -49,9 +49,9 @@ def chunked_cross_entropy(
         z_loss: The weight of the squared log partition function (Chowdhery et al. 2022, section 5).
         soft_cap: The bound c of the logits, c * tanh(logits / c) (Gemma Team 2024, section 2).
         vocabulary: The vocabulary shard whose rows `head` and `bias` hold. The other ranks of its group call this function with
-            the same tokens. Logits stay sharded; per chunk, a maximum and a sum of one and two numbers per token are
-            all-reduced. The loss and the gradients of `head` and `bias` are complete on every rank, and that of `hidden` is a
-            partial sum (Shoeybi et al. 2019, section 3).
+            the same tokens. Logits stay sharded; for each token, one number is all-reduced by maximum and two by sum. The loss
+            and the gradients of `head` and `bias` are complete on every rank, and that of `hidden` is a partial sum (Shoeybi et
+            al. 2019, section 3).
     """
     rows, valid_N = None, targets_N
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
@@ -156,7 +156,8 @@ def _to_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Turn a chunk's logits into the gradient of the loss with respect to them, in place, with one exponential per element.
 
-    Returns each token's cross-entropy and its z-loss, both 0 without a target.
+    Returns each token's cross-entropy and its z-loss, both 0 without a target. Without `has_grad`, the logits are
+    overwritten with exp(logit - largest) instead of the gradient.
     """
     counts_C = local_C = targets_C >= 0
     target_C1 = targets_C.clamp(min=0)[:, None]

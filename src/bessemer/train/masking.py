@@ -48,7 +48,7 @@ class Masked(Objective, Masking):
         return inputs_T, targets_T
 
     def _replacements(self, ids_N: Ids, sample: Sample, draws: np.random.BitGenerator) -> Ids:
-        """Return the input of each hidden token: the mask token or, in mode "bert", sometimes a random or its own token."""
+        """Return the input of each hidden token: the mask token, or in mode "bert" for 20% of them a random or its own token."""
         input_N = np.full_like(ids_N, sample.tokenizer.mask_token)
         if self.mode == "bert":
             ordinary = np.flatnonzero(sample.is_text)

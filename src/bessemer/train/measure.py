@@ -35,8 +35,8 @@ def step_seconds(
         device: The device.
         budget_seconds: The time after which no further step is timed; at most TIMED_STEPS are.
         recomputed: The number of blocks to recompute, as planned; None lets the trainer choose.
-        typical: Reduces the timed steps to one number.
-        shows_peak: Run two rounds of micro-batches at the end, so that the memory peaks as in a whole step.
+        typical: A function such as `median` that reduces the seconds of the timed steps to one number.
+        shows_peak: Run two successive forward and backward passes at the end, so that the memory peaks as in a whole step.
     """
     trainer = _build_trainer(recipe, config, device, recomputed)
     seconds = typical(_time_steps(trainer, budget_seconds))

@@ -165,9 +165,10 @@ def record(data: bytes) -> bytes:
 
 
 class Rates:
-    """The mean speed of the steps since the last `mark`: seconds per step, waiting for data, tokens/s, MFU and HFU.
+    """The mean speed of the steps since the last call of `mark`: seconds per step, waiting for data, tokens/s, MFU and HFU.
 
-    A CPU's peak FLOP/s is measured, and is too low if other programs used the cores then. A step that exceeds it raises it.
+    A CPU's peak FLOP/s is measured, and is too low if other programs used the cores then. If steps exceed that peak, their
+    FLOP/s become the new peak.
     """
 
     def __init__(self, model_flops: float, hardware_flops: float, peak: float, device: Device) -> None:
@@ -206,7 +207,10 @@ class Rates:
         return self._waits / max(self.num_steps, 1)
 
     def now(self, batch_tokens: int) -> dict[str, float]:
-        """Return the mean rates of the steps of `batch_tokens` since the mark, including their wait for data."""
+        """Return the mean rates since the mark of steps with `batch_tokens` tokens each, by their names in metrics.jsonl.
+
+        They are step_seconds (including the wait for data), tokens_per_second, mfu, hfu and data_wait (seconds per step).
+        """
         seconds = self.seconds
         per_second = batch_tokens / seconds
         if not self.device.is_cuda:

@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def no_counts(mixture: Mixture) -> Counts:
-    """Return the counts before the first batch: zeros."""
+    """Return the counts of sequences and of tokens before the first batch: zeros, (2, phases, sources)."""
     return np.zeros((2, mixture.phases[-1].recipe_phase + 1, len(mixture.names)), dtype=np.int64)
 
 
@@ -73,9 +73,9 @@ def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence
 
 
 def _rows(mixture: Mixture, requested: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:
-    """Return each source's requested, planned and consumed token share, and the sequences and tokens read from it.
+    """Return a dict for each source: its requested, planned and consumed token share, and its sequences and tokens so far.
 
-    The arguments are arrays of these shares and counts so far, (sources,) each.
+    `requested` and `planned` are arrays of shares, and `sequences` and `tokens` arrays of counts, (sources,) each.
     """
     keys = ("asked_share", "target_share", "drawn_share", "sequences", "tokens")
     columns = requested, planned, tokens / max(int(tokens.sum()), 1), sequences, tokens

@@ -66,7 +66,7 @@ class Precision:
 
     @property
     def element_bytes(self) -> ElementBytes:
-        """The bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
+        """The bytes of an activation's element, and of a weight's in the cast saved for the backward pass; 0 without a cast."""
         copied = self.autocast is not None and self.fp8 is None
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
 
@@ -84,7 +84,7 @@ PRECISIONS = {precision.name: precision for precision in _PRECISIONS}
 
 
 def available(device: torch.device) -> list[str]:
-    """Return the names of the precisions that a device supports. A CPU without units computes the narrow ones slowly."""
+    """Return the names of the precisions that a device supports. A CPU supports bf16, fp16 and fp8 even if slowly."""
     if device.type != "cuda":
         return [name for name in PRECISIONS if name != "tf32"]
     capability = torch.cuda.get_device_capability(device)
@@ -162,9 +162,9 @@ def linear_of(precision: Precision, device: torch.device) -> LinearFunction:
     layer = convert_to_float8_training(nn.Linear(TILE, TILE, bias=False, device="meta"), config=config)
 
     def fp8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Multiply like torchao's converted layer, with the model's own weights.
+        """Compute a linear layer as torchao's fp8 layer does, but with a weight and bias that are passed in.
 
-        In fp8 inside autocast, else (generation, export) in the dtype of the operands.
+        Outside of autocast (generation, export), the matmul runs in the dtype of the operands and not in fp8.
         """
         if not torch.is_autocast_enabled(device.type):
             return F.linear(x, weight_OI, bias_O)
@@ -200,8 +200,9 @@ GROWTH_STEPS = 2000
 def next_scale(scale: Tensor, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss scale of the next step, and True if this step overflowed and a smaller scale can help.
 
-    The scale is doubled after GROWTH_STEPS good steps and halved after an overflow. Below 1, the gradients themselves are too
-    large. A loss that is not finite changes nothing. All tensors are on the device: the fields of a LossScale, and scalars.
+    The scale is doubled after GROWTH_STEPS steps without an overflow and halved after one, but it stays at least 1: a step that
+    overflows even then has too large gradients. A loss that is not finite changes nothing. All tensors are on the device:
+    `scale` and the first result are the fields of a LossScale, (3,), and the others are scalars.
     """
     value, good, skipped = scale.unbind()
     grows = good + 1 >= GROWTH_STEPS

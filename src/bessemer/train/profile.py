@@ -19,7 +19,7 @@ TABLE, TRACE = "operators.txt", "trace.json.gz"
 
 @dataclass(frozen=True)
 class StepProfiler:
-    """A wrapper around the batches that profiles COUNT steps, from step FIRST on if there are enough.
+    """A wrapper around the batches that profiles COUNT steps: from step FIRST on, or the last ones of a short session.
 
     Attributes:
         device: The device of the steps.

@@ -61,8 +61,9 @@ def blocks_recomputed(
 ) -> int:
     """Return the number of blocks that each process recomputes, starting with its first block.
 
-    With a budget that is too small, all blocks are recomputed. A frozen transformer has no backward pass and recomputes none.
-    `base` is as for `memory_of`; None measures this process.
+    `train.recompute = "budget"` recomputes the fewest blocks with which a step fits into `train.memory_budget`, or all if none
+    fits. "none" recomputes none, as does a frozen transformer, and other modes recompute all. `base` is as for `memory_of`; None
+    measures this process.
     """
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
@@ -124,7 +125,9 @@ def budget_bytes(train: ResolvedTrain, device: Device) -> int:
 
 
 def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
-    """Recompute the first `blocks` of the blocks that this process holds. Call it before they are compiled.
+    """Make the first `blocks` blocks of this process recompute activations in the backward pass. Call it before compilation.
+
+    In mode "selective" they keep the outputs of matmuls and attention, in other modes only the input of the block.
 
     The first blocks are chosen because the backward pass frees the others' activations before it recomputes these.
     """

@@ -66,10 +66,11 @@ class Figures(NamedTuple):
 def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, Any]:
     """Replay step `step` (1-based) of a run without changing its folder; a rolled-back step is replayed as it was then.
 
-    Returns `kind` and `meaning` of the verdict, the `figures` of the step by test, the step of the checkpoint
-    (`replayed_from`), the recorded `incident`, the figures of each sample alone, worst first (`sequences`), the first step that
-    differs from what the run recorded (`first_difference`), and the samples that the run had skipped by then (`omitted`).
-    Raises InputError for a step that the run has not taken, and BessemerError if tokens or journal are damaged.
+    Returns a dict with the `step`, the `kind` of the cause (a key of MEANINGS) and its `meaning`, the loss and gradient norm of
+    the step by test (`figures`: as recorded, repeated, in higher precision) and of each of its samples alone, worst first
+    (`sequences`), the step of the checkpoint (`replayed_from`), the first step that differs from what the run recorded
+    (`first_difference`), the recorded `incident`, and the ranges of samples that rollbacks had skipped by then (`omitted`).
+    Raises InputError for a step that the run has not completed, and BessemerError if tokens or journal are damaged.
     """
     TokenStore.open(run.tokens).verify()
     journal, (incident, num_rollbacks) = Journal.read_run(run), _incident(run, step)
@@ -125,7 +126,10 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
 def _train_to(
     training: Training, step: int, recorded: dict[int, Figures], tolerance: float
 ) -> tuple[TrainState, int | None]:
-    """Repeat the steps up to `step` as the run took them. Returns the state and the first step that differs from `recorded`."""
+    """Repeat the steps up to `step` with the batches and skips of the run.
+
+    Returns the state and the first step whose figures differ from `recorded` by more than `tolerance` (relative), if any.
+    """
     state, first_difference = training.start_state, None
     while (number := state.step + 1) <= step:
         enqueued = enqueue(training, state, number, _batch(training, number), scale_of(training, state))
@@ -150,7 +154,7 @@ def _are_equal(one: Figures, other: Figures, tolerance: float) -> bool:
 
 
 def _is_outlier(one: Figures, others: History) -> bool:
-    """Return True if a step is a spike among others by the guard's rule; False for too few others."""
+    """Return True if a step is a spike by the guard's limits for the steps of `others`; False if these are too few for limits."""
     limits = spike_limits(others)
     return limits is not None and (math.inf in one or limits.exceeded_by(*one))
 
@@ -172,7 +176,7 @@ def _incident(run: RunDirectory, step: int) -> tuple[dict[str, Any] | None, int 
 
 
 def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
-    """Return the figures by step that the run recorded after its first `num_rollbacks` rollbacks."""
+    """Return the figures by step as logged after `num_rollbacks` rollbacks, including those that later rollbacks undid."""
     # The lines that a rollback undid are in the fork of its number. The first fork after num_rollbacks is last, so it wins.
     undone = [row for row in reversed(read_steps(run.forks)) if row.get("fork", 0) > num_rollbacks]
     rows = [row for row in (*read_steps(run.metrics), *undone) if row.get("kind") == "train"]

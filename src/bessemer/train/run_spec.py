@@ -41,7 +41,7 @@ class Resume:
 
     Attributes:
         step: The step of the checkpoint.
-        origin: The start of the run if no checkpoint is whole.
+        origin: Where the run started, and starts again if none of its checkpoints verifies.
     """
 
     step: int
@@ -123,7 +123,7 @@ class RunSpec:
 
 
 def start_of(recipe: ResolvedRecipe, run: RunDirectory) -> Start:
-    """Return the start of a training of this run: resumed, imported or fresh."""
+    """Return where a training of this run starts: from its newest checkpoint, else from imported or new weights."""
     origin: Fresh | Import = Fresh()
     if recipe.model.from_ is not None:
         origin = Import(recipe.model.from_)

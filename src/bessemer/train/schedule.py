@@ -36,8 +36,10 @@ class RateSchedule(ExtensionBase, ABC):
     """The base of learning rate schedules after a linear warmup. Fields of a subclass are its settings.
 
     Attributes:
-        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`), in which `progress` rises.
-        is_extendable: Before a decay phase, the rate does not depend on the number of steps, so the run can be extended.
+        has_decay_phase: True if the rate is constant until the last part of the steps (`decay_share`), in which `progress`
+            rises.
+        is_extendable: True if the rate before any decay phase does not depend on the number of steps, so that a run can be
+            extended.
         keys: The keys of [train.schedule] that this schedule reads; other schedules reject them.
     """
 

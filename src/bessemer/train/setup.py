@@ -230,9 +230,10 @@ def run_journal(run: RunDirectory, mesh: ProcessMesh) -> Journal:
 
 
 def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that the journal has not undone; later ones are removed, as after an interrupted rollback.
+    """Return the newest checkpoint that no rollback of the journal undid; None if there is none. All ranks must call it.
 
-    A damaged checkpoint is recorded and downloaded again from the mirror. All ranks must call it.
+    Checkpoints that a rollback undid exist if the process was killed during it; they are removed. A damaged checkpoint is
+    recorded as an incident and downloaded again from the mirror.
     """
 
     def on_damage(damage: Damage) -> None:
@@ -259,7 +260,7 @@ def record_damage(run: RunDirectory, damage: Damage) -> None:
 
 
 def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
-    """Return the number of rollbacks before a checkpoint. Raises InputError if the journal has fewer."""
+    """Return the number of rollbacks that preceded a checkpoint. Raises InputError if the journal has fewer rollbacks."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
         journal.raise_incomplete(f"the checkpoint of step {checkpoint.step} has", num_rollbacks)
@@ -270,7 +271,7 @@ def _trainer(
     recipe: ResolvedRecipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh,
     origin: Fresh | Import | None, recomputed: int,
 ) -> Trainer:  # fmt: skip
-    """Return the trainer with its starting weights. Without an origin, they are placeholders for those of a checkpoint."""
+    """Return the trainer with the starting weights of `origin`; with None, a checkpoint must replace its weights."""
     weights, seed = None, recipe.run.seed
     source = origin.source if isinstance(origin, Import) and not origin.is_run else None
     if mesh.is_single or source is not None:

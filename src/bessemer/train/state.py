@@ -137,7 +137,7 @@ class Saver:
         return step % self._recipe.checkpoint.every == 0 or step == self._decay_start
 
     def is_best(self, step: int, loss: float) -> bool:
-        """Return True if checkpoint.keep_best saves this state: no saved one has a lower held-out loss.
+        """Return True if checkpoint.keep_best is set and `loss` is below the held-out loss of each saved checkpoint.
 
         All ranks must call it.
         """
@@ -152,7 +152,10 @@ class Saver:
         return self._trainer.mesh.any(is_best)
 
     def save(self, state: TrainState) -> None:
-        """Save at an interval. After a failure, such as a full disk, record it and continue; the next save tries again."""
+        """Save a checkpoint while the run continues, in the background if the recipe says so.
+
+        A failure, such as a full disk, is recorded, and the next save tries again.
+        """
         with self._recording_failures(state):
             if self._async is not None:
                 self._async.keep = self._retention(state)
@@ -244,7 +247,10 @@ class Restored:
 def open_trained(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, device: Device, weights: Weights
 ) -> Restored:
-    """Load a run's weights, or their moving average if the run has one."""
+    """Load the checkpoints that `weights` chooses from a run, or the moving average in them if the run has one.
+
+    The result is for scoring only: its optimizer has no state.
+    """
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
     # Nothing is trained: a user's optimizer need not be loaded, and the average needs no second copy of the weights.
@@ -264,6 +270,6 @@ def open_trained(
 
 
 def load_model(recipe: ResolvedRecipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
-    """Return the token shards and the model of a run."""
+    """Return the token shards of a run, and its model with the weights that `weights` chooses, on the recipe's device."""
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

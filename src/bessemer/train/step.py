@@ -51,7 +51,7 @@ class CompletedStep:
 
 @dataclass(frozen=True)
 class EnqueuedStep:
-    """A step whose update is enqueued, and whose numbers are not read yet."""
+    """A step whose update is enqueued on the device, and whose statistics the host has not read yet."""
 
     batch: Batch
     stats: DeviceStats
@@ -102,13 +102,16 @@ def enqueue(training: Training, state: TrainState, number: int, batch: Batch, sc
 
 
 def _is_read(training: Training, step: int) -> bool:
-    """Return True if the host needs the numbers up to `step`: to log, to decide, or for a reader of the weights."""
+    """Return True if the host must read the statistics of the steps up to `step` (number of completed steps) now.
+
+    This is the case before a logged line, a save, a validation and a comparison of replicas.
+    """
     is_logged = step % training.trainer.settings.log_every == 0
     return is_logged or training.saver.is_due(step) or training.validates(step) or compares_replicas(training, step)
 
 
 def _judged(training: Training, state: TrainState, enqueued: Sequence[EnqueuedStep]) -> Iterator[CompletedStep]:
-    """Read the steps after `state` and judge them in order, up to a rollback."""
+    """Read the statistics of the steps after `state`, and yield each after the guard judged it; a rollback ends the iterator."""
     all_stats = training.trainer.read([step.stats for step in enqueued])
     for step, stats in zip(enqueued, all_stats, strict=True):
         judgement, after = judge_step(training, state, step.batch, stats)
@@ -139,7 +142,7 @@ def judge_step(training: Training, state: TrainState, batch: Batch, stats: StepS
 
 
 def _guard_before(training: Training, state: TrainState, number: int) -> GuardState:
-    """Return the guard's state after `state`, with a restarted history if a data phase starts in the steps up to `number`."""
+    """Return the guard's state in `state`, with a restarted history if a data phase starts after it and by step `number`."""
     first, end = state.samples, training.stream.sizes.after(number)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
     return state.guard.restarted() if begins_phase else state.guard

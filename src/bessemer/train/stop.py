@@ -55,7 +55,7 @@ class StopSignal:
         return self.mesh.any(self.requested is not None)
 
     def abandon(self, amount: float = 1, is_alone: bool = False) -> None:
-        """Raise Abandoned if a stop is requested. A validation calls it to report progress.
+        """Raise Abandoned if a stop is requested. A validation calls it as its progress callback and passes an unused `amount`.
 
         All ranks must call it, unless a single process runs alone (`is_alone`).
         """

@@ -83,7 +83,7 @@ class ObjectiveTask:
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         """Return the documents that mask the attention; None if attention spans whole sequences.
 
-        They are derived from the packing, with `starts_BT` True where a piece starts, else from end-of-text tokens.
+        They start where `starts_BT` is True, or without it after each end-of-text token.
         """
         if not self.document_mask:
             return None

@@ -81,7 +81,10 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
 
 
 def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """Start or resume a Weights & Biases run, configured by WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY; `known` keeps its id."""
+    """Start or resume a Weights & Biases run, configured by WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY.
+
+    `known` has the id of the run to resume by tracker name; a new id is added to it.
+    """
     import wandb
 
     identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
@@ -95,7 +98,10 @@ def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
 
 
 def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """Start or resume an MLflow run at MLFLOW_TRACKING_URI, else in mlflow.db of the run directory; `known` keeps its id."""
+    """Start or resume an MLflow run at MLFLOW_TRACKING_URI, else in mlflow.db of the run directory.
+
+    `known` has the id of the run to resume by tracker name; a new id is added to it.
+    """
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:

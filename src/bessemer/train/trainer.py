@@ -100,7 +100,7 @@ class DeviceStats:
 
     @property
     def row(self) -> Tensor:
-        """All numbers as float64, (10 + 2 sources,)."""
+        """All statistics as one float64 vector for `host_stats`, (10 + 2 sources,)."""
         scalars = self.loss, self.objective_loss, self.grad_norm, self.gated, self.overflow
         parts = *scalars, self.scored, self.scale, self.nats, self.targets
         return torch.cat([part.double().view(-1) for part in parts])

@@ -62,7 +62,7 @@ class UpdateRule(ExtensionBase, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Check the names of the state."""
+        """Raise TypeError if the names of a subclass's state tensors repeat or are not identifiers."""
         super().__pydantic_init_subclass__(**kwargs)
         names = (*cls.moments, *cls.others)
         if isinstance(cls.moments, str) or len({*names}) < len(names) or not all(map(str.isidentifier, names)):

@@ -58,7 +58,7 @@ class Validation:
 
     @property
     def short(self) -> str:
-        """The main score, for the progress bar."""
+        """The main score as text for the progress bar, such as "bpb 1.234"."""
         if self.bits_per_byte is not None:
             return f"bpb {self.bits_per_byte:.3f}"
         return f"accuracy {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
@@ -66,10 +66,10 @@ class Validation:
 
 @torch.no_grad()
 def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
-    """Score held-out sequences in a fixed order, divided among data-parallel ranks. Returns the scores of all on every process.
+    """Score held-out sequences, divided among data-parallel ranks, and return the scores of all sequences on every rank.
 
-    `advance` receives the number of targets after each batch. End-of-text tokens count neither as loss nor as bytes. All
-    ranks must call it.
+    `parts` has the sequences of each source. `advance` is called after each batch with its number of targets. End-of-text
+    tokens count neither as loss nor as bytes. All ranks must call it.
     """
     labels, mesh, is_scored = trainer.model.config.labels, trainer.mesh, False
     nats, correct = np.zeros(len(parts)), np.zeros(len(parts), dtype=np.int64)
@@ -121,9 +121,8 @@ def _validation(
 def log_writing(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
     """Log the scores on the recipe's tasks as a "tasks" line, and a generated text as a "sample" line.
 
-    The text continues the first prompt by greedy decoding, after some of the validations: `evaluate.samples` in a run. This
-    runs only if each process holds the whole model, on rank 0, while the others wait. It changes nothing that the training
-    depends on.
+    The text continues the first prompt of the recipe by greedy decoding. It is generated after `evaluate.samples` of the run's
+    validations. Rank 0 does all this while the others wait, and only if it holds the whole model. `advance` reports progress.
     """
     options, trainer = training.recipe.evaluate, training.trainer
     steps = state.step, max(state.step - trainer.settings.validate_every, 0)

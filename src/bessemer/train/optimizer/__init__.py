@@ -53,7 +53,7 @@ def try_rule(config: ResolvedOptimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set each group's learning rate, a multiple of the run's."""
+    """Set each group's learning rate to the run's `learning_rate` times the group's "rate"."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
 

@@ -97,7 +97,7 @@ def decode_slices(parameter: UpdatedParameter, rule: UpdateRule, skip: Tensor) -
 
 @lru_cache(maxsize=8)
 def _code(signed: bool, device: torch.device) -> Tensor:
-    """Return the 256 values of the code, ascending."""
+    """Return the 256 values, ascending, that the uint8 codes of a moment encode; none is negative unless `signed`."""
     require_torchao("train.optimizer.state")
     from torchao.optim.subclass_8bit import OptimState8bit
 

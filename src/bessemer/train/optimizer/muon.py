@@ -32,9 +32,8 @@ STACK_ELEMENTS = 1 << 25  # elements orthogonalised together, to batch small mat
 def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     """Return the matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
 
-    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D). `mlp.gate_up` (2, F, D) is
-    gate and up. Each routed
-    expert has its own.
+    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D), for G key heads with R query
+    heads each. `mlp.gate_up` (2, F, D) is gate and up. Each routed expert has its own matrices.
     """
     inner = name.split(".", 2)[-1]
     if inner.startswith(ROUTED):
@@ -74,7 +73,7 @@ def update_matrices(parameters: list[UpdatedParameter], group: dict[str, Any]) -
 
 
 def _direction(parameter: UpdatedParameter, group: dict[str, Any]) -> Tensor:
-    """Return the direction of a parameter's shard before it is orthogonalised."""
+    """Update the momentum of a parameter's shard, and return its Nesterov direction, which is not orthogonalised yet."""
     if format_of(parameter.weight, group["state"]) == "fp32":
         return nesterov(parameter.state["momentum"], parameter.gradient, group)
     direction = torch.empty_like(parameter.gradient)
@@ -109,7 +108,7 @@ def muon_sharded(
 ) -> None:
     """Update sharded parameters like `muon`; each whole matrix is orthogonalised by one process of its mesh.
 
-    Singular values belong to whole matrices. `direction_of` returns the local shard of the direction of a parameter by number.
+    Singular values belong to whole matrices. `direction_of(i)` returns this process's shard of the direction of `weights[i]`.
     """
 
     def update_of(number: int, direction: Tensor) -> Tensor:

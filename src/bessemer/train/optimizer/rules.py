@@ -40,9 +40,9 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
     """Return the groups of a model's trained parameters, as torch's optimizers take them, with all keys of the recipe.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon updates the
-    hidden matrices, and AdamW the rest. `rate` is the group's learning rate as a multiple of the run's. The decoupled weight
-    decay is multiplied by the group's learning rate, but not by `embedding_rate`, so that embeddings are forgotten over as many
-    steps as matrices.
+    hidden matrices, and AdamW the rest. A group's "rate" is its learning rate as a multiple of the run's. Its "weight_decay" is
+    divided by `embedding_rate` and by the factor of `_width_rate`, so that lr x weight_decay, and with it the number of steps
+    over which weights are forgotten, does not depend on them.
     """
     named = dict(model.named_parameters())
     tied = model.config.is_tied
@@ -140,7 +140,7 @@ def update_by_direction(parameters: list[UpdatedParameter], group: dict[str, Any
 
 
 def _require_like(what: str, value: object, expected: Tensor) -> None:
-    """Raise an error unless a value is a tensor with the shape, dtype and device of another."""
+    """Raise TypeError or ValueError, naming `what`, unless `value` is a tensor with the shape, dtype and device of `expected`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} is {type(value).__name__}, not a tensor")
     for fact in ("shape", "dtype", "device"):
