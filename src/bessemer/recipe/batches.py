@@ -16,16 +16,16 @@ Range = tuple[int, int]  # first sample, and the one after the last
 class Batches:
     """The samples in the global batch of each step. Steps are counted from 0.
 
-    Samples are numbered by their position in the order of the run, "the order" below. A batch that would contain an
-    omitted sample starts after the omitted range, so the few samples between the previous batch and the range are not
-    read either.
+    A sample is one sequence. Samples are numbered by their position in the run's fixed order of samples. A batch that would
+    contain an omitted sample starts after the omitted range instead, so the few samples between the previous batch and
+    the range are not read either.
 
     Attributes:
-        starts: Samples before each step of the batch ramp, and before the first step after it.
+        starts: Number of samples before each step of the batch ramp, and before the first step after it.
         full: Sequences per global batch after the ramp.
         length: Tokens in a sequence.
-        omitted: Ranges of samples that no step reads, disjoint and in order.
-        offset: Shift of the batches in the order of samples, for a run whose batches had another size before.
+        omitted: Ranges (first, end) of samples that no step reads, disjoint and ascending.
+        offset: Number added to the first sample of every batch, for a run that resumed with another batch size.
     """
 
     starts: tuple[int, ...]
@@ -38,8 +38,8 @@ class Batches:
     def of(cls, tokens: int, micro_batch: int, ramp: BatchRamp | None, length: int) -> Batches:
         """Return the batches of a resolved recipe.
 
-        In a ramp the batch grows linearly from start_tokens to global_batch_tokens, over the ramp's steps or over the
-        tokens consumed, rounded down to whole micro-batches.
+        In a ramp the batch grows linearly from ramp.start_tokens to `tokens`, during the first ramp.steps steps or the
+        first ramp.tokens tokens; its growth is rounded down to whole micro-batches.
 
         Args:
             tokens: Tokens of a full global batch.
@@ -72,7 +72,7 @@ class Batches:
         return self.sequences(step) * self.length
 
     def before(self, step: int) -> int:
-        """Return the number of samples in the batches of all steps before `step`."""
+        """Return the number of samples in the batches of all steps before `step`, which excludes omitted samples."""
         if step < len(self.starts):
             return self.starts[step]
         return self.starts[-1] + (step - self.ramp_steps) * self.full
@@ -82,13 +82,13 @@ class Batches:
         return self.before(step) * self.length
 
     def step_of(self, sample: int) -> int:
-        """Return the step whose batch contains a sample, ignoring omitted ranges and the offset."""
+        """Return the step whose batch contains a sample if nothing is omitted and the offset is 0 (else `reader_of`)."""
         if sample < self.starts[-1]:
             return bisect_right(self.starts, sample) - 1
         return self.ramp_steps + (sample - self.starts[-1]) // self.full
 
     def steps_for(self, samples: int) -> int:
-        """Return the smallest number of steps, at least one, that consume a number of samples."""
+        """Return the smallest number of steps, at least one, whose batches have at least `samples` samples."""
         return self.step_of(max(samples, 1) - 1) + 1
 
     def without(self, ranges: Iterable[Range]) -> Batches:
@@ -104,14 +104,14 @@ class Batches:
         return replace(self, omitted=tuple(merged))
 
     def with_position(self, step: int, samples: int) -> Batches:
-        """Return a copy whose steps after the first `step` steps begin at sample `samples` of the order."""
+        """Return a copy with an offset such that step `step` begins at sample number `samples`."""
         return replace(self, offset=self.offset + samples - self.after(step))
 
     @cached_property
     def _jumps(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (step, shift), ascending: from `step` on, the batch of step s begins at sample before(s) + shift.
+        """Pairs (step, shift), ascending: from that step on, the batch of step s begins at sample before(s) + shift.
 
-        Each pair is an omitted range that batches skip.
+        Each pair stands for an omitted range that the batch of `step` would have contained.
         """
         jumps: list[tuple[int, int]] = []
         shift = self.offset
@@ -126,16 +126,16 @@ class Batches:
         return tuple(jumps)
 
     def first(self, step: int) -> int:
-        """Return the first sample in the batch of `step`, as a position in the order of the run."""
+        """Return the number of the first sample in the batch of `step`."""
         passed = bisect_right(self._jumps, step, key=lambda jump: jump[0])
         return self.before(step) + (self._jumps[passed - 1][1] if passed else self.offset)
 
     def after(self, step: int) -> int:
-        """Return the position in the order after `step` steps: one after their last sample, 0 at the start."""
+        """Return the number of the sample after the last one of the first `step` steps; 0 for no steps."""
         return self.first(step - 1) + self.sequences(step - 1) if step else 0
 
     def reader_of(self, sample: int) -> int | None:
-        """Return the step that reads a sample of the order; None for a sample that is skipped."""
+        """Return the step that reads the sample with this number; None if the sample is omitted or skipped."""
         shift = self.offset
         for step, further in self._jumps:
             if sample < self.before(step) + shift:
@@ -146,7 +146,7 @@ class Batches:
         return self.step_of(sample - shift)
 
     def gaps(self, step: int) -> list[Range]:
-        """Return the ranges [first, end) of samples that the steps before `step` have skipped."""
+        """Return the ranges (first, end) of samples that the steps before `step` have not read."""
         gaps, shift = [], self.offset
         for jump, further in self._jumps:
             if jump < step:

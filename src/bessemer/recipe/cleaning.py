@@ -12,7 +12,7 @@ from bessemer.recipe.section import Positive, Section, Share, Words, first_dupli
 
 
 class EvaluationSet(Section):
-    """An evaluation set whose text is searched in the corpus."""
+    """An evaluation set, whose text is searched for in the corpus to find contamination."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     path: str = Field(min_length=1)
@@ -86,7 +86,7 @@ class Quality(Section):
 
     @property
     def on(self) -> bool:
-        """True if documents are scored."""
+        """True if the recipe sets up a quality classifier, so that documents get a score."""
         return bool(self.model or self.high)
 
     def _complaints(self) -> Iterator[str]:

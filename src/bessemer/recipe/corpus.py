@@ -45,7 +45,7 @@ class Language(Section):
     only_for: dict[str, Codes] = Field(default_factory=dict)
 
     def looks_at(self, format_: str | None) -> bool:
-        """Return True if the language of documents of a source of this format is identified; never for conversations."""
+        """Return True if the language of documents of this format (of its source) is identified; never for conversations."""
         return self.identify and format_ not in (*self.skip_formats, "chat")
 
     def _complaints(self) -> Iterator[str]:
@@ -70,7 +70,7 @@ class Placeholders(Section):
 
 
 class PersonalData(Section):
-    """Replacement of personal data by typed placeholders, with counts. Off until kinds are listed."""
+    """Replacement of personal data by placeholders such as <EMAIL>. Off until `kinds` lists kinds of data."""
 
     kinds: Words = ()
     phone_region: str | None = Field(None, pattern=r"^[A-Z]{2}$")
@@ -78,7 +78,7 @@ class PersonalData(Section):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The validators of python-stdnum among the kinds, named like us.ssn or stdnum.us.ssn."""
+        """The kinds that name a validator of the library python-stdnum for identity numbers, such as us.ssn."""
         return tuple(kind for kind in self.kinds if kind not in PERSONAL)
 
     def _complaints(self) -> Iterator[str]:
@@ -92,7 +92,7 @@ class PersonalData(Section):
 
 
 class SlurmArray(Section):
-    """The job arrays of engine "slurm": one array per step, with one core per job."""
+    """Settings of the Slurm job arrays that build the corpus with engine "slurm": one array per step, one core per job."""
 
     sbatch: SbatchOptions = ()
     time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
@@ -101,7 +101,7 @@ class SlurmArray(Section):
 
 
 class Work(Section):
-    """Keys of [corpus] that determine how the work is done. Only `keep_rejected` affects what is stored."""
+    """Keys of [corpus] that determine how it is built: engine, workers and storage. Only `keep_rejected` changes the result."""
 
     engine: Literal["local", "ray", "slurm"] = "local"
     address: str | None = Field(None, min_length=1)
@@ -112,12 +112,12 @@ class Work(Section):
 
 
 def language_part(name: str, code: str) -> str:
-    """Return the name of a source's part in one language, such as web-de; eng_Latn becomes eng-latn."""
+    """Return the name for the documents of a source in one language, such as web-eng-latn for web and eng_Latn."""
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
 def reader_class(format_: str) -> Any:
-    """Return the class that reads a format. Raises InputError if it cannot be used."""
+    """Return the reader class for a format, the name of an extension. Raises InputError if it cannot be used."""
     return extensions.find("readers", format_).target
 
 
@@ -127,7 +127,7 @@ def is_web(format_: str) -> bool:
 
 
 def is_data(path: Path) -> bool:
-    """Return True if a file has an ending from which its format is guessed."""
+    """Return True if the ending of a file's name tells its format, such as .jsonl."""
     return any(reader.is_guessed and reader.matches(path.name) for reader in built_in_classes("readers").values())
 
 
@@ -135,7 +135,7 @@ FIELD = re.compile(r"\{([^{}]*)\}")  # a field in a template
 
 
 def text_keys(text_key: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the fields that contain the text: the one named, those listed, or those in the braces of a template."""
+    """Return the names of the record fields that a source's `text_key`, a name, a list of names or a template, refers to."""
     return text_key if isinstance(text_key, tuple) else tuple(FIELD.findall(text_key)) or (text_key,)
 
 
@@ -175,25 +175,25 @@ class Source(Section):
         return key
 
     def _reader(self, fact: str) -> bool:
-        """Return the value of a boolean attribute of the source's reader class, such as "is_web".
+        """Return the boolean attribute `fact`, such as "has_fields", of the source's reader class.
 
-        It is True if the format is not set, and False for a user's reader.
+        It is True if the format is not set, since files may have any format, and False for a user's reader.
         """
         return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 
     @property
     def shown_format(self) -> str:
-        """The format's name in statistics and reports."""
+        """The format for statistics and reports: its name, or "by ending" if each file's ending determines it."""
         return "by ending" if self.format is None else Path(self.format).name
 
     @property
     def is_chat(self) -> bool:
-        """True if its documents are conversations."""
+        """True if the source's documents are conversations (format "chat")."""
         return self.format == "chat"
 
     @property
     def joins_fields(self) -> bool:
-        """True if the text is assembled from several fields."""
+        """True if a document's text is joined from several fields of a record."""
         return text_keys(self.text_key) != (self.text_key,)
 
     @field_validator("encoding")
@@ -252,7 +252,7 @@ class Corpus(Work):
             yield f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off"
 
     def rules_of(self, source: Source | None, format_: str) -> Rules:
-        """Return the rules for documents of a source that were read from a file of this format."""
+        """Return the rules for documents of a source, or of an unknown source (None), that are read in this format."""
         is_labelled = source is not None and bool(source.label or source.label_key)
         return self.rules.of_source(is_web(format_), is_labelled)
 
@@ -264,7 +264,7 @@ class Corpus(Work):
     def parts_of(self, source: Source) -> list[str]:
         """Return the names under which documents of a source are tokenized and mixed.
 
-        They are the source's name, for documents in no other part, and those of its language parts.
+        They are the source's name, and with language.split also a name such as web-de for each language that is split off.
         """
         codes = self.language.split if self.language.looks_at(source.format) else ()
         return [source.name, *(language_part(source.name, code) for code in codes)]

@@ -30,13 +30,13 @@ def keys() -> dict[str, FieldInfo]:
     """Return every key of the recipe, tables included.
 
     Returns:
-        Dotted name -> pydantic field. Keys in arrays of tables have names like `corpus.sources.name`.
+        A dict from dotted name to pydantic field. Keys in arrays of tables have names like `corpus.sources.name`.
     """
     return dict(_fields(Recipe, "", Limits))
 
 
 def keys_and_limits() -> dict[str, FieldInfo]:
-    """Return what `keys` returns, and the limits of rule sets (`corpus.rules.c4.min_sentences`)."""
+    """Return the keys of `keys`, plus those in the tables of rule sets, such as `corpus.rules.c4.min_sentences`."""
     return dict(_fields(Recipe, ""))
 
 
@@ -101,7 +101,10 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
 def _fields(
     section: type[BaseModel], prefix: str, closed: tuple[type, ...] | type = ()
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield (dotted name with `prefix`, field) for the keys of a section and of its tables, except tables in `closed`."""
+    """Yield (dotted name, field) for each key of a section and of its tables; `prefix` is put before all names.
+
+    Keys of tables whose class is in `closed` are left out.
+    """
     for field, info in section.model_fields.items():
         name = info.alias or field
         yield prefix + name, info
@@ -160,13 +163,16 @@ def complaints(
 
 
 def _overlaps(override: str, *keys: str) -> bool:
-    """Return True if an override sets one of the keys, a table that contains it, or a key in it."""
+    """Return True if an override KEY=VALUE sets one of `keys`, a table that contains one, or a key within one."""
     parts = override.partition("=")[0].strip().split(".")
     return any(not key or all(map(eq, parts, key.split("."))) for key in keys)
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any], settings: list[Location]) -> str:
-    """Describe an error of pydantic. `known` are all keys, and `settings` those of the extension that the key is for."""
+    """Return the text of an error of pydantic at a location.
+
+    `known` maps all keys to their fields. `settings` are the valid locations of settings if the key is one of an extension.
+    """
     declared = _declared(location)
     about = known[declared].description if declared in known else None
     kind, message = item["type"], item["msg"][0].lower() + item["msg"][1:]

@@ -57,8 +57,8 @@ def load(
         overrides: Overrides as `key=value`.
         may_be_unnamed: Name a recipe without [run] after its file, for callers that only plan it.
         is_draft: Check only each key by itself, because the caller changes the recipe and validates the result.
-        trust_code: Load the extensions that the recipe names and validate their settings. Code that a run directory
-            names is loaded only if this is true; otherwise its use is an error.
+        trust_code: None: do not load the extensions that the recipe names. False or True: load them and validate their
+            settings. The code that a recipe in a run directory names is loaded only with True; with False its use is an error.
 
     Raises:
         InputError: When the recipe is missing or invalid; names the file, the line and the key.
@@ -95,12 +95,12 @@ def load(
 
 
 def _is_of_run(path: Path, text: str) -> bool:
-    """Return True if this program wrote a recipe file, or it is in a run directory."""
+    """Return True if a recipe file with content `text` was written by this program or is in a run directory."""
     return CHECKSUM in text or (path.name == "recipe.toml" and next(path.parent.glob("*/stage.json"), None) is not None)
 
 
 def _reject_results(path: Path) -> None:
-    """Raise InputError for a result of a run or a folder of a model, which are neither a recipe nor text."""
+    """Raise InputError if a path is a result of a run or the folder of a model, and so neither a recipe nor text."""
     target = path.resolve()
     if target.is_dir() and (target / "config.json").exists() and next(target.glob("*.safetensors"), None) is not None:
         raise InputError(f"{path}: a model, not text; to start from its weights, set model.from in a recipe")
@@ -149,7 +149,7 @@ def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _name(path: Path) -> str:
-    """Return a run name for an unnamed recipe."""
+    """Return a valid run name made from a path's file name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "plan"
 
 
@@ -212,13 +212,13 @@ def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
 
 
 def comments(path: Path) -> list[str]:
-    """Return the lines of comment in a recipe file, for `dump`; empty if there is no file."""
+    """Return the comment lines of a recipe file without their "# ", for `dump`; empty if there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line.removeprefix("# ") for line in lines if line.startswith("#")]
 
 
 def is_as_dumped(text: str) -> bool:
-    """Return True if a recipe is unchanged since `dump` wrote it."""
+    """Return True if the text of a recipe file has a valid checksum, so that it is unchanged since `dump` wrote it."""
     body, mark, checksum = text.rpartition(f"\n# {CHECKSUM}")
     return bool(mark) and checksum.strip() == digest(body)
 
@@ -238,9 +238,9 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """Return a recipe with its relative paths joined to `folder`, that of its file.
+    """Return a recipe with its relative paths joined to `folder`, the folder of its file.
 
-    Names of sources in corpus.quality.high and .low stay.
+    Values of path keys that are not paths, such as URLs, hub models and names of sources or tasks, stay unchanged.
     """
     names = {source.name for source in recipe.corpus.sources}
 
@@ -259,15 +259,15 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def without_folders(recipe: Recipe) -> Recipe:
-    """Return the recipe with only the file names of its data paths, so that a moved project compares equal."""
+    """Return the recipe with its paths of data and code cut to file names, so that a moved project compares equal."""
     keys = [key for key in PATHS if key[0] in ("corpus", "tokens", "tokenizer")] + [key.split(".") for key in KEYS]
     return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 
 def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:
-    """Return a section with each path under some dotted keys replaced by anchored(last part of the key, path).
+    """Return a section with each path under some keys replaced by `anchored(last part of the key, path)`.
 
-    `keys` are dotted keys as lists of their parts. Keys that are not set stay so.
+    `keys` are dotted keys, each as a list of its parts. Keys that are not set stay unset.
     """
     changed: dict[str, Any] = {}
     for name in dict.fromkeys(key[0] for key in keys):
@@ -305,7 +305,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Remove the recipe's other horizons when an override sets one of train.steps, tokens and minutes."""
+    """If an override sets train.steps, train.tokens or train.minutes, remove the others of these from `values`, in place."""
     keys = {override.partition("=")[0].strip() for override in overrides}
     chosen = [name for name in HORIZON if f"train.{name}" in keys]
     if chosen and isinstance(train := values.get("train"), dict):
@@ -315,9 +315,9 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _entry(node: Any, name: str, key: str, path: str) -> Any:
-    """Return the table `name` in a table, created if missing, or the item with this name in an array of tables.
+    """Return the entry `name` of `node`: the table under that key, created if missing, or the item of an array of tables.
 
-    `key` (the whole key) and `path` (its part before `name`) are for errors.
+    `key`, the key of the override, and `path`, its part before `name`, are for errors.
     """
     if isinstance(node, dict):
         return node.setdefault(name, {})
@@ -334,12 +334,12 @@ def _item_key(index: int, inner: Any) -> str:
 
 
 def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _item_key) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a recipe by their dotted keys.
+    """Yield (dotted key, value) for each value of a recipe that is not a table.
 
     Args:
         value: The recipe as plain values.
-        prefix: Prefix of the keys.
-        entry: Function that returns the part of a key for an item of an array of tables.
+        prefix: Dotted key of `value`; empty for a whole recipe.
+        entry: Function that returns the part of a key for an item of an array of tables, given its index and the item.
     """
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -352,7 +352,7 @@ def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _ite
 
 
 def follow_chat(values: dict[str, Any]) -> None:
-    """Set how conversations are packed, if the recipe does not.
+    """Set tokens.packing and document_mask for a recipe with conversations, if the recipe does not set them.
 
     Args:
         values: The recipe before validation, changed in place.
@@ -368,9 +368,10 @@ CONTINUED_RATE = 0.1
 
 
 def follow_start(values: dict[str, Any], folder: Path) -> None:
-    """Set what follows from train.start: the model, the tokenizer, the sequence length and the learning rate.
+    """Set keys to the values of the run that train.start names: model, tokenizer, sequence length, learning rate.
 
-    A recipe that sets the model's size keeps its [model] unchanged.
+    Keys that the recipe sets are kept, and all of [model] if it sets the model's size. The learning rate is a tenth of the
+    run's, if objective and optimizer are the same.
 
     Args:
         values: The recipe before validation, changed in place.

@@ -33,7 +33,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 class RopeScaling(Section):
-    """Scaling of rotary positions beyond the length that a model was first trained on."""
+    """Scaling of rotary position embeddings for sequences longer than those that a model was first trained on."""
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float = Field(ge=1, le=MOST)

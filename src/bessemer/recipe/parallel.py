@@ -23,12 +23,12 @@ class ScheduleFacts:
     """Properties of a pipeline schedule.
 
     Attributes:
-        stages_per_rank: Stages per rank if the recipe does not set them.
-        is_v_shaped: The stages go down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et
-            al. 2024); then the number of stages is fixed.
-        micro_batches_per_rank: Minimum number of micro-batches per step, divided by the ranks.
-        has_equal_rounds: Micro-batches are processed in rounds of equal size (`interleaved_rounds`).
-        splits_backward: The backward pass is split into gradients of the input and of the weights.
+        stages_per_rank: Pipeline stages per rank, unless the recipe sets another number.
+        is_v_shaped: True if the stages go down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r
+            (Qi et al. 2024); then the number of stages is fixed.
+        micro_batches_per_rank: Minimum number of micro-batches per step, divided by the number of ranks.
+        has_equal_rounds: True if micro-batches are processed in rounds of equal size (`interleaved_rounds`).
+        splits_backward: True if gradients of the inputs and of the weights are computed in separate passes.
     """
 
     stages_per_rank: int = 1
@@ -38,7 +38,7 @@ class ScheduleFacts:
     splits_backward: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
-        """Return the minimum number of micro-batches per step."""
+        """Return the minimum number of micro-batches per step for a pipeline of `ranks` ranks."""
         return max(1, self.micro_batches_per_rank * ranks)
 
 
@@ -52,7 +52,7 @@ SCHEDULES: dict[str, ScheduleFacts] = {
 
 
 def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
-    """Return the number of stages on each rank: 1 without a pipeline, else `virtual`, else the schedule's default."""
+    """Return the pipeline stages on each rank: 1 if `pipeline` is 1, else `virtual` or the schedule's default."""
     return 1 if pipeline == 1 else virtual or SCHEDULES[schedule].stages_per_rank
 
 
@@ -75,7 +75,7 @@ def interleaved_rounds(pipeline: int, count: int) -> int:
 
 
 class AxisSizes:
-    """Numbers derived from the sizes of the parallel axes, which a subclass defines as attributes."""
+    """Base of layouts: numbers derived from the sizes of the parallel axes, which a subclass defines as attributes."""
 
     if TYPE_CHECKING:
         replicate: int
@@ -90,12 +90,12 @@ class AxisSizes:
 
     @property
     def data(self) -> int:
-        """Number of processes, or groups of processes, that each read a part of the batch."""
+        """Data-parallel size: number of parts into which the global batch is divided."""
         return self.replicate * self.shard
 
     @property
     def ranks_per_part(self) -> int:
-        """Number of processes that work on the same part of the batch."""
+        """Number of processes that work on the same data-parallel part of the batch (model parallelism)."""
         return prod(getattr(self, axis) for axis in MODEL_AXES)
 
     @property
@@ -104,13 +104,16 @@ class AxisSizes:
         return self.shard * self.context
 
     def micro_batches(self, sequences: int, micro_batch: int) -> int:
-        """Return the number of micro-batches in each part of a global batch; 0 if they do not divide it."""
+        """Return the number of micro-batches per step in each data-parallel part of the batch; 0 if it is not a whole number.
+
+        `sequences` is the size of the global batch and `micro_batch` that of a micro-batch, both in sequences.
+        """
         count, rest = divmod(sequences, self.data * micro_batch)
         return 0 if rest else count
 
 
 def describe_axes(layout: AxisSizes) -> str:
-    """Return the axes with more than one process as text, such as "shard 2 x tensor 2"."""
+    """Return the parallel axes of size over 1 as text, such as "shard 2 x tensor 2"; "one device" if there are none."""
     return " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1) or "one device"
 
 
@@ -140,7 +143,7 @@ class Parallel(AxisSizes, Section):
 
     @property
     def given_layout(self) -> frozenset[str]:
-        """Keys of the layout that the recipe sets; with `auto` the planner keeps them and chooses the others."""
+        """Names of the layout keys that the recipe sets; with `auto` the planner keeps them and chooses the others."""
         return frozenset(self.model_fields_set & set(LAYOUT_KEYS))
 
     def num_devices(self, num_nodes: int, is_cuda: bool) -> int:
@@ -195,7 +198,10 @@ class Parallel(AxisSizes, Section):
         return self.facts.min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
-        """Return the reason why the processes cannot divide a global batch, with sizes that work; None if they can."""
+        """Return an error text if the data-parallel parts cannot divide a global batch of `sequences` sequences, else None.
+
+        The text names batch sizes that work.
+        """
         if self.micro_batches(sequences, micro_batch or 1):
             return None
         size, micro = self.data, ""
@@ -213,7 +219,7 @@ FASTEST = 20_000  # GB/s, far above any network or storage; a larger value was w
 
 
 class Cluster(Section):
-    """The machines of a run on several nodes. They do not change the training result."""
+    """The machines of a run on several nodes, for planning and launching. They do not change the training result."""
 
     device: str | None = Field(None, min_length=1)
     devices: Positive | None = None

@@ -16,7 +16,7 @@ from bessemer.recipe.train import Optimizer, Schedule, Train
 
 
 class ResolvedModel(Model):
-    """[model] with its dimensions."""
+    """The recipe's [model] after its dimensions have been derived, so that they are never None."""
 
     layers: Positive
     width: Positive
@@ -27,14 +27,14 @@ class ResolvedModel(Model):
 
 
 class ResolvedOptimizer(Optimizer):
-    """[train.optimizer] with its learning rate."""
+    """The recipe's [train.optimizer] after its learning rate and betas have been derived."""
 
     learning_rate: float
     betas: tuple[float, float]
 
 
 class ResolvedSchedule(Schedule):
-    """[train.schedule] with its warmup."""
+    """The recipe's [train.schedule] after the number of warmup steps has been derived."""
 
     warmup_steps: int
 
@@ -46,7 +46,7 @@ class ResolvedSchedule(Schedule):
 
 
 class ResolvedTrain(Train):
-    """[train] with its number of steps and its batches."""
+    """The recipe's [train] after the number of steps and the batch sizes have been derived."""
 
     steps: Positive
     global_batch_tokens: Positive
@@ -61,19 +61,19 @@ class ResolvedTrain(Train):
 
 
 class ResolvedCheckpoint(Checkpoint):
-    """[checkpoint] with its interval."""
+    """The recipe's [checkpoint] after its interval in steps has been derived."""
 
     every: Positive
 
 
 class ResolvedEvaluate(Evaluate):
-    """[evaluate] with the number of tokens per validation."""
+    """The recipe's [evaluate] after the number of tokens per validation has been derived."""
 
     max_tokens: Positive
 
 
 class ResolvedRecipe(Recipe):
-    """A recipe with all values filled in."""
+    """A recipe after all unset values have been derived, as it is stored in the run directory."""
 
     model: ResolvedModel
     train: ResolvedTrain
@@ -82,7 +82,7 @@ class ResolvedRecipe(Recipe):
 
     @property
     def batches(self) -> Batches:
-        """The batches of the run."""
+        """The samples in the global batch of each step of the run."""
         return self.train.batches(self.tokens.sequence_length)
 
 

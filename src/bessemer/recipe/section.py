@@ -22,7 +22,10 @@ def first_duplicate(names: Sequence[str]) -> str | None:
 
 
 def store_or_folder(folder: str | None) -> str | None:
-    """Return an s3:// or gs:// URL, an absolute folder, or None unchanged. Raises ValueError for anything else."""
+    """Validate a storage location: return an s3:// or gs:// URL, an absolute folder or None unchanged.
+
+    Raises ValueError for anything else.
+    """
     parts = urlsplit(folder or "")
     is_store = parts.scheme in ("s3", "gs") and parts.netloc and not parts.query
     if folder is not None and not is_store and not Path(folder).expanduser().is_absolute():
@@ -42,17 +45,17 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = read_table("keys.toml")
 
 
 class Section(BaseModel):
-    """A table of the recipe. keys.toml describes its keys, under the name of its class.
+    """Base of the tables of a recipe. keys.toml has the descriptions of the keys, under the name of the class.
 
-    The context of a validation has `is_draft`, to check only each key by itself, and `loaded`, the names of extensions
-    to load.
+    The pydantic validation context may have `is_draft` (if true, combinations of keys are not checked) and `loaded` (names
+    of extensions whose code may be loaded to check their settings).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Set the description of each key."""
+        """Set the description of each key of a new subclass from keys.toml."""
         super().__pydantic_init_subclass__(**kwargs)
         known = {
             key: text for base in reversed(cls.__mro__) for key, text in DESCRIPTIONS.get(base.__name__, {}).items()
@@ -68,7 +71,7 @@ class Section(BaseModel):
         return value
 
     def _complaints(self) -> Iterator[str]:
-        """Yield errors about combinations of keys in the table; the first one is reported."""
+        """Yield an error text for each invalid combination of keys in the table; the validation reports the first."""
         yield from ()
 
     @model_validator(mode="after")
@@ -78,7 +81,7 @@ class Section(BaseModel):
         return self
 
     def changed(self, **values: Any) -> Self:
-        """Return a copy with these values, which are not validated; a dictionary changes keys of a table within it."""
+        """Return a copy with these values, without validation. A dict for an inner table changes only the keys in the dict."""
         update = {
             key: inner.changed(**value) if isinstance(value, dict) and isinstance(inner, Section) else value
             for key, value in values.items()

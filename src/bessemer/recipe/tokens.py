@@ -41,7 +41,7 @@ Packing = Literal["concatenate", "best-fit", "document"]
 
 
 class MixturePhase(Section):
-    """A phase of the training with a separate mixture, until the next phase or the end."""
+    """A phase of the training with other weights of the sources, until the next phase or the end of the run."""
 
     from_: float | Literal["decay"] = Field(alias="from")
     weights: dict[str, NonNegativeFloat]

@@ -12,7 +12,7 @@ from bessemer.recipe.uses import NamedRule, Use, names_extension, takes_settings
 
 
 class Masking(Section):
-    """Selection and replacement of hidden tokens (objective masked)."""
+    """Which tokens are hidden for the model to predict, and what replaces them (objective masked)."""
 
     share: float = Field(0.15, gt=0, lt=1)
     mode: Literal["bert", "all"] = "bert"
@@ -64,7 +64,10 @@ class Optimizer(NamedRule):
 
     @property
     def rest_rule(self) -> Any:
-        """The update rule of all parameters that are not hidden matrices, such as embeddings and norms."""
+        """The update rule for embeddings, norms and other parameters that are no hidden weight matrices.
+
+        It is AdamW if the chosen rule is only for matrices, as Muon is, else the chosen rule.
+        """
         rule = self.rule
         return Optimizer().rule if rule.is_for_matrices else rule
 
@@ -82,7 +85,7 @@ class Schedule(NamedRule):
 
 
 class ObjectiveRule(NamedRule):
-    """The class that `train.objective` names, with its settings."""
+    """The extension that train.objective names, with its settings."""
 
     extension: ClassVar[str] = "objectives"
 
@@ -138,14 +141,14 @@ class Train(Section):
 
     @property
     def objective_rule(self) -> ObjectiveRule:
-        """The objective's class with its settings."""
+        """train.objective and its settings as a `NamedRule`."""
         return ObjectiveRule.model_construct(
             code=self.objective_code, kind=self.objective, settings=self.objective_settings
         )
 
     @property
     def is_frozen(self) -> bool:
-        """True if only the head of a classifier is trained."""
+        """True if only the classification head is trained and the rest of the model is frozen."""
         return self.objective == "classify" and self.classify.frozen
 
     @property

@@ -53,7 +53,7 @@ class ExtensionBase(BaseModel):
 
 
 class Use(Section):
-    """An extension with its settings."""
+    """A table of the recipe whose key `use` names an extension class; its other keys are the settings of the class."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,15 +66,16 @@ class Use(Section):
 
 
 def names_extension(kind: str, *known: str, code: str = "code") -> AfterValidator:
-    """Return a validator of a recipe key that names an extension class.
+    """Return a pydantic validator for a recipe key that names an extension class.
 
-    It checks that the class can be found, and that it can be used if the validation loads it.
+    It checks that the class can be found and, if the validation may load its code, that it can be used.
 
     Args:
         kind: The kind of the extension.
         known: Names that need no look-up.
-        code: Another key of the table, declared before this one, with the digest of the class from an earlier look-up. If
-            it is set, maybe on another machine, the class is not searched. Nor is a file, if the table has no such key.
+        code: Key of the table, declared before this one, with the digest of the class in a resolved recipe. If it is set,
+            the class is not looked up, because this machine may lack it. In a table without such a key, a class in a
+            file is not looked up.
     """
 
     def check(name: str, info: ValidationInfo) -> str:
@@ -92,12 +93,14 @@ def names_extension(kind: str, *known: str, code: str = "code") -> AfterValidato
 
 
 def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> AfterValidator:
-    """Return a validator of the settings of an extension, which checks them by its class if the validation loads it.
+    """Return a pydantic validator for the settings of an extension.
+
+    If the validation may load the code of the class, the settings are checked by creating an instance.
 
     Args:
         kind: The kind of the extension.
         key: The key that names it, declared before the settings in the same table; empty for a `Use`.
-        is_of_own: Reject settings of a built-in class, whose settings are other keys of the table.
+        is_of_own: Only a user's class may have settings here: reject them for a built-in class.
     """
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -119,7 +122,7 @@ def _is_loaded(name: str | None, info: ValidationInfo) -> bool:
 
 
 def digest_of(kind: str, name: str, code: str | None) -> str | None:
-    """Return the digest of the code of a user's class, or `code` if it is known; None for a built-in class."""
+    """Return the digest of a user's class: `code` if it is set, else that of its current code; None for a built-in class."""
     return None if name in extensions.built_in_names(kind) else code or extensions.find(kind, name).digest
 
 
@@ -128,7 +131,7 @@ class NamedRule(Section):
 
     Attributes:
         extension: The kind of the extension, a key of `extensions.KINDS`.
-        code: Digest of the code of a user's class, from the resolved recipe.
+        code: Digest of the code of a user's class, which a resolved recipe records.
         kind: Name of the class.
         settings: Settings of a user's class.
     """
@@ -177,7 +180,7 @@ class NamedExtension(NamedTuple):
 
 
 def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
-    """Yield the extensions that the values of a recipe name; malformed values are left to the validation."""
+    """Yield the extensions that a recipe's values, before validation, name; malformed values are skipped."""
     for key, kind in KEYS.items():
         *path, last = key.split(".")
         for location, table in tables_at(values, path):
@@ -186,7 +189,10 @@ def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
 
 
 def tables_at(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """Yield the tables at a path of keys in the values of a recipe, with their locations; malformed values are skipped."""
+    """Yield (location, table) for each table under the keys `path` in a recipe's values; malformed values are skipped.
+
+    Several tables match if there are arrays of tables on the path. `at` is the location of `value`.
+    """
     if isinstance(value, list):
         for number, item in enumerate(value):
             yield from tables_at(item, path, (*at, number))
@@ -210,7 +216,10 @@ def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
 
 
 def settings_at(values: dict[str, Any], location: Location) -> list[Location]:
-    """Return the locations of all settings of the extension that has a setting at `location`; empty if there is none."""
+    """Return the locations of all possible settings of the extension that `location`, that of one setting, belongs to.
+
+    The result is empty if `location` is not that of a setting.
+    """
     named = next((named for named in named_in(values) if named.settings_location == location[:-1]), None)
     if named is None:
         return []
@@ -226,7 +235,7 @@ def item_name(item: dict[str, Any]) -> str | None:
 
 @cache
 def built_in_classes(kind: str) -> dict[str, Any]:
-    """Return the built-in classes of a kind of extension, by name."""
+    """Return a dict from name to class of the built-in extensions of a kind."""
     return {name: resolve_name(reference) for name, reference in extensions.built_in_names(kind).items()}
 
 
