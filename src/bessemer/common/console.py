@@ -184,7 +184,7 @@ def silent() -> AbstractContextManager[None]:
 
 
 def _notebook_display() -> Any:
-    """Return an updatable display in a notebook's output."""
+    """Return an IPython display handle for HTML in a notebook's output, which can be updated."""
     from IPython.display import display
 
     return display({"text/html": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from bessemer.common.errors import InputError
 
 
 def describe(device: str, precision: str) -> dict[str, Any]:
-    """Return versions, device, git state and resources as plain values."""
+    """Return a dict for environment.json: versions of packages, device, git commit, cores and memory."""
     packages = {package.name: package.version for package in distributions()}
     return {
         "bessemer": __version__,
@@ -64,7 +64,7 @@ def total_memory() -> int:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the current checkout and whether it has changes; None outside of a checkout."""
+    """Return the git commit of `folder` and whether it has uncommitted changes, as a dict; None outside of a checkout."""
 
     def ask(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)

@@ -81,7 +81,7 @@ LOWER = {"corpus": "lower corpus.workers", "plan": _SMALLER, "train": _SMALLER, 
 
 
 def memory_error(error: BaseException, where: str) -> BessemerError | None:
-    """Return the error for a command or stage that ran out of memory; None for any other exception."""
+    """Return the BessemerError to raise if `error` means that memory ran out, in the command or stage `where`; else None."""
     if not isinstance(error, MemoryError) and not OF_MEMORY.search(str(error)):
         return None
     return BessemerError(f"{where}: out of memory; {LOWER.get(where, 'end other programs, or use more memory')}")

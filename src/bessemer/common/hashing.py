@@ -51,14 +51,14 @@ def key_of(*parts: object) -> int:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Return size and SHA-256 of a file."""
+    """Return {"bytes": size, "sha256": hash in hexadecimal} of a file."""
     return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file below a folder.
+    """Return the result of `fingerprint` for every file below a folder, by path in the folder.
 
-    `known` holds those of files that were hashed while they were written, by path in the folder.
+    `known` has the results for files that were hashed while they were written.
     """
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or fingerprint(path) for name, path in paths.items()}

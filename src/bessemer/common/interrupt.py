@@ -17,9 +17,9 @@ RECEIVED: list[str] = []  # names of received stop signals
 
 
 def listen() -> None:
-    """Raise KeyboardInterrupt on a stop signal from now on, and record the signal.
+    """Install handlers that raise KeyboardInterrupt on a stop signal (SIGNALS) and record its name in RECEIVED.
 
-    Training sets its own handlers.
+    Training later replaces them by its own handlers.
     """
     RECEIVED.clear()
     sys.unraisablehook = _report_unraisable
@@ -44,7 +44,7 @@ def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if a stop signal was swallowed, as can happen while a library is imported."""
+    """Raise KeyboardInterrupt if a stop signal was received, in case a library caught the exception of its handler."""
     if RECEIVED:
         raise KeyboardInterrupt
 
@@ -75,7 +75,7 @@ def plain_name(number: int) -> str:
 
 
 def end_with_parent(number: int) -> None:
-    """Make the kernel send this process a signal when its parent ends."""
+    """Make the kernel send this process the signal `number` when its parent process ends."""
     if sys.platform.startswith("linux"):
         parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
         ctypes.CDLL(None).prctl(parent_death_signal, number)

@@ -164,8 +164,8 @@ class Parallel(AxisSizes, Section):
     def effective_zero(self) -> int:
         """The ZeRO stage that is used.
 
-        It is 1 where the backward pass is split in two: FSDP2 does not see the second half, and gradients are wrong if
-        weights reshard after the forward pass (torch 2.13).
+        It is 1 if the pipeline schedule splits the backward pass in two, because FSDP2 does not see the second part, and
+        gradients are wrong if the weights are resharded after the forward pass (torch 2.13).
         """
         return 1 if self.facts.splits_backward else self.zero
 

@@ -22,7 +22,7 @@ MAX_STOP_WORDS = 62
 
 
 class Limits(Section):
-    """The limits of a rule set; rule_sets.toml has their names, types, defaults and meanings."""
+    """Base of the limits of a published set of quality rules; rule_sets.toml has their names, types, defaults and meanings."""
 
     if TYPE_CHECKING:
 

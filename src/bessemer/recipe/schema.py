@@ -54,7 +54,7 @@ SHORTEST_HANG = 5
 
 
 class Guard(Section):
-    """The response to bad steps, divergence and hangs."""
+    """Settings of the checks for loss spikes, divergence and hangs during training, and of the response to them."""
 
     skip_spikes: bool = True
     max_skipped: float = Field(0.01, gt=0, le=1)
@@ -83,7 +83,7 @@ class Guard(Section):
 
 
 class Evaluate(Section):
-    """Measurements on held-out documents, evaluation tasks, and samples."""
+    """Settings of the evaluation: held-out documents, evaluation tasks and generated samples."""
 
     max_tokens: int | None = Field(None, gt=0)
     ngram: bool = True
@@ -114,7 +114,7 @@ class Report(Section):
 
 
 class Export(Section):
-    """The exported model."""
+    """Settings of the exported model."""
 
     hf: bool = True
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -140,7 +140,10 @@ class Recipe(Section):
 
     @property
     def predicts_hidden(self) -> bool:
-        """True if the objective hides tokens for the model to predict (masked language modelling), which needs a mask token."""
+        """True if the tokenizer needs a mask token, because an encoder learns to predict hidden tokens.
+
+        An encoder with a user's objective counts too, since that objective may hide tokens.
+        """
         train = self.train
         is_own = self.model.family in ENCODERS and not train.objective_rule.is_built_in
         return is_own or train.objective == "masked"

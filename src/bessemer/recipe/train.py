@@ -153,7 +153,7 @@ class Train(Section):
 
     @property
     def has_horizon(self) -> bool:
-        """True if the recipe sets the length of the training."""
+        """True if the recipe sets the length of the training: train.steps, train.tokens or train.minutes."""
         return any(getattr(self, key) is not None for key in HORIZON)
 
     def _complaints(self) -> Iterator[str]:

@@ -52,9 +52,9 @@ def link_files(folder: Path, target: Path, but: str = "") -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep the hub's tools offline within the block, and hide torchao from transformers.
+    """Keep huggingface_hub offline within the block, and hide torchao from transformers.
 
-    The tools read HF_HUB_OFFLINE only when they are imported, and torchao takes a second to load.
+    The library reads the variable HF_HUB_OFFLINE only when it is imported, and torchao takes a second to load.
     """
     from huggingface_hub import constants
 

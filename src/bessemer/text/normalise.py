@@ -54,8 +54,9 @@ INVISIBLE = dict.fromkeys(
 def replace_controls(text: str, counts: Counter[str]) -> str:
     """Replace control characters other than tab and line ends.
 
-    Each becomes the line end or space that it means, or its character in Windows-1252 if the text uses that encoding.
-    The others are removed. Adds the number of replacements to `counts` under "Windows-1252", "separators" and "removed".
+    A separator becomes a line end or space. In a text with control codes that are characters in Windows-1252, these codes
+    become those characters. All others are removed. Adds the number of replacements to `counts` under "Windows-1252",
+    "separators" and "removed".
     """
     if text.isascii() and len(text.encode("ascii").translate(None, _ASCII_CONTROL)) == len(text):
         return text

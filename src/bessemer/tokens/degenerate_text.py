@@ -95,7 +95,8 @@ class DegenerateTextFilter:
     def _reasons(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Ints:
         """Return for each of `count` segments the index in REASONS of why it is degenerate, or -1 if it is not.
 
-        `segment_N` is the segment number of each token. The tokens of a segment must be contiguous.
+        `tokens_N` are the tokens of all segments, and `segment_N` the segment number of each. The tokens of a segment must be
+        contiguous.
         """
         size = np.bincount(segment_N, minlength=count)
         kinds = np.stack([np.bincount(segment_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])

@@ -181,9 +181,9 @@ def _num_skipped_tokens(store: TokenStore) -> int:
 
 
 def add_packs(store: TokenStore, recipe: Recipe) -> None:
-    """Write a recipe's .pack files next to the shards and record the packing in the manifest.
+    """Pack a store's documents as the recipe says, and record the packing in the manifest.
 
-    Concatenated documents need no .pack files.
+    For each source and split, a .pack file next to the shards stores the packing (`Pack`). Concatenated documents need none.
     """
     tokens, skip = recipe.tokens, _num_skipped_tokens(store)
     for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():

@@ -16,7 +16,7 @@ from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 
 
 def mask_token(recipe: Recipe) -> str | None:
-    """Return the mask token that a recipe's tokenizer must have; None unless the objective is masked language modelling."""
+    """Return the mask token that a recipe's tokenizer must have; None unless the model predicts hidden tokens."""
     return recipe.tokenizer.mask_token if recipe.predicts_hidden else None
 
 
