@@ -153,9 +153,17 @@ def _dropped_chunk(
     q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, scope: AttentionScope, masks: DropoutMasks, queries: slice, start: int,
     keys: slice,
 ) -> Tensor:  # fmt: skip
-    """Compute attention with dropout for the queries at start, start + 1, ... of the sequence over a slice of its keys.
+    """Compute attention with dropout for some queries of the sequence over a slice of its keys.
 
-    `queries` is the slice of the same queries among the local tokens.
+    Args:
+        q_BHCK: Queries at positions start, start + 1, ... of the sequence.
+        k_BGNK: Keys at the positions `keys`.
+        v_BGNK: Values at the positions `keys`.
+        scope: The documents, the window and the mask of the batch.
+        masks: Dropout masks of the tokens on this context-parallel rank.
+        queries: Indices of the queries among the tokens on this context-parallel rank.
+        start: Position of the first query in the sequence.
+        keys: Positions of the keys in the sequence.
     """
     allowed = scope.allows(slice(start, start + q_BHCK.shape[2]), keys, q_BHCK.device)
     drop = partial(masks.attention, queries=queries, first=keys.start)
@@ -194,9 +202,10 @@ def _by_scores(
     q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec,
     drop: Callable[[Tensor], Tensor] = lambda p_BHCN: p_BHCN,
 ) -> Tensor:  # fmt: skip
-    """Compute attention without a fused kernel: all scores, their softmax in fp32 (fp64 for fp64), and the weighted values.
+    """Compute attention without a fused kernel: scores, their softmax in fp32 (fp64 for fp64), and the weighted values.
 
-    `drop` applies dropout to the attention weights.
+    `allowed` is a bool mask that broadcasts to (B, H, C, N), True where a query sees a key. `drop` applies dropout to
+    the attention weights.
     """
     k_BHNK, v_BHNK = (x.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1) for x in (k_BGNK, v_BGNK))
     scores = q_BHCK @ k_BHNK.transpose(2, 3) * spec.scale_of(q_BHCK)

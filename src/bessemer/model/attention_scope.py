@@ -59,12 +59,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries of one document that are computed together.
+    """Queries of one document that are computed together, over the keys and values of that document.
 
     Attributes:
-        rows: The sequences of the batch.
-        queries: Slice of the local tokens.
-        keys: Slice of the sequence that the document covers.
+        rows: Slice of the sequences of the batch that have this block: one, or all if each sequence is one document.
+        queries: Slice of the queries among the tokens on this context-parallel rank.
+        keys: Slice of the document within its sequence.
         first: Position of the first query in the document.
     """
 
@@ -127,7 +127,7 @@ class Documents:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The (start, end) in the sequence of each run of local tokens, in order."""
+        """The (start, end) of each contiguous range of the sequence that this rank holds; without context parallelism, one."""
         return ((0, self.length),)
 
     @property
@@ -180,7 +180,10 @@ class AttentionScope:
         return cls(spec, None, _mask_of_spec(spec, length, device))
 
     def allows(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
-        """Return True where these queries of the sequence see these keys: (C, N), or (B, 1, C, N) with documents."""
+        """Return a bool mask that is True where these queries of the sequence see these keys.
+
+        Its shape is (C, N), or (B, 1, C, N) with several documents per sequence, for C queries and N keys.
+        """
         index = torch.arange(max(queries.stop, keys.stop), device=device)
         allowed = self.spec.allows(index[queries, None], index[keys])
         if self.documents is None:
@@ -189,10 +192,10 @@ class AttentionScope:
         return allowed & (document_BT[:, None, queries, None] == document_BT[:, None, None, keys])
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
-        """Yield the local queries, at most `size` at a time, with the keys that any of them sees.
+        """Yield this rank's queries in chunks of at most `size`, with the keys that any of them sees.
 
-        Each item has the slice of the queries among the local tokens, the index of the first query in the sequence of
-        `length` tokens, and the slice of the keys.
+        Each item is (slice of the queries among the tokens on this context-parallel rank, position of the first query
+        in the sequence of `length` tokens, slice of the keys in the sequence).
         """
         done = 0
         for low, high in ((0, length),) if self.documents is None else self.documents.ranges:
@@ -204,9 +207,10 @@ class AttentionScope:
 
 @lru_cache(maxsize=4)
 def flex_function(name: str, device: str) -> Any:
-    """Return a function of torch.nn.attention.flex_attention by name, compiled on CUDA; a CPU gets the slow reference.
+    """Return a function of torch.nn.attention.flex_attention by name, compiled on CUDA and uncompiled (slow) on a CPU.
 
-    Without compilation FlexAttention is not a fused kernel, and building a block mask allocates all queries x keys.
+    Compilation is needed on CUDA: without it FlexAttention computes all scores instead of using a fused kernel, and
+    building a block mask allocates a tensor of all queries x keys.
     """
     from torch.nn.attention import flex_attention
 

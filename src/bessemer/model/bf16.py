@@ -34,9 +34,10 @@ def _bits(x: Tensor) -> Bits:
 
 
 def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
-    """Call kernel(first, last, *arguments) on ranges that divide the rows, in multiples of `block`, on torch's threads.
+    """Call kernel(first, last, *arguments) on ranges of rows in parallel, on as many threads as torch uses.
 
-    `elements` is the amount of work: fewer elements use fewer threads.
+    The ranges divide the rows in multiples of `block`. `elements` is the amount of work: fewer elements use fewer
+    threads.
     """
     blocks = -(-rows // block)
     parts = max(min(torch.get_num_threads(), elements // MIN_ELEMENTS, blocks), 1)
@@ -106,7 +107,7 @@ class NarrowHeads(torch.autograd.Function):
     """Split the joint matmul of queries, keys and values in bf16, and normalise and rotate queries and keys.
 
     Maps (B, T, G, R + 2, K) to queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are (T, 1, P/2)
-    or (B, T, 1, P/2), and without columns nothing is rotated. The weights of the norms are (K,), or without elements for no norm.
+    or (B, T, 1, P/2); with P = 0 nothing is rotated. The norms' weights are (K,); an empty weight turns a norm off.
     """
 
     @staticmethod
@@ -223,9 +224,10 @@ def _padded(x_BHT: Tensor) -> Tensor:
 
 
 def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
-    """Return the gradient of keys or values, (N, keys, K): the sum, in fp32, of its parts from blocks of queries.
+    """Return the gradient of keys or values, (N, keys, K), as the sum in fp32 of a part from each block of queries.
 
-    With a causal mask, a part has only the first keys, which its queries see.
+    N counts the heads of all sequences. With a causal mask, a part covers only the first keys, which its queries see,
+    and its second dimension is shorter.
     """
     if len(parts) == 1 and parts[0].shape[1] == keys:
         return parts[0]
@@ -242,9 +244,10 @@ def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
 
 
 def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_grad: bool) -> tuple[Tensor, Tensor]:
-    """Return each token's cross-entropy and z-loss in fp32, which are 0 without a target.
+    """Return the cross-entropy and the z-loss of each token, both (C,) in fp32; a negative target gives 0 for both.
 
-    If `has_grad`, the logits are replaced by their gradient, in place.
+    If `has_grad`, the logits are overwritten with the gradient of the sum of both losses. `z_loss` is the z-loss's
+    factor.
     """
     nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
     _by_rows(

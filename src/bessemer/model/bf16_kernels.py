@@ -30,7 +30,7 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln(2); an inte
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, bits: Any) -> Any:
-    """Convert the bits of a bf16 (uint16) to float32."""
+    """Define a numba intrinsic that converts the bits of a bf16 (uint16) to float32."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.shl(builder.zext(arguments[0], _I32), _I32(16)), _F32)
@@ -40,7 +40,10 @@ def widen(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(typing: Any, value: Any) -> Any:
-    """Convert float32 to the bits of the nearest bf16, ties to even; every NaN becomes the same quiet NaN."""
+    """Define a numba intrinsic that converts float32 to the bits of the nearest bf16, ties to even.
+
+    Every NaN becomes the same quiet NaN.
+    """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], _I32)
@@ -54,7 +57,10 @@ def narrow(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def ordered(typing: Any, bits: Any) -> Any:
-    """Map the bits of a bf16 to an int32 with the same order, NaN last; `unordered` is the inverse."""
+    """Define a numba intrinsic that maps the bits of a bf16 to an int32 with the same order, NaN last.
+
+    `unordered` is the inverse.
+    """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         signed = builder.sext(arguments[0], _I32)
@@ -74,7 +80,10 @@ def unordered(typing: Any, key: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def exp(typing: Any, value: Any) -> Any:
-    """Compute e^x in float32 for x clamped to [-87, 88]. A library call would prevent vectorisation."""
+    """Define a numba intrinsic that computes e^x in float32, with x clamped to [-87, 88].
+
+    A call of a mathematical library would prevent vectorisation.
+    """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def constant(number: float) -> Any:
@@ -169,11 +178,23 @@ def split_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
     sin: Floats, weight: Floats, eps: Any,
 ) -> None:  # fmt: skip
-    """Normalise and rotate heads, and move them from rows of tokens, (B T, all heads of a token), to rows of heads, (B H T, K).
+    """Normalise and rotate some heads of the rows first, ..., last - 1 of `by_token`, and write them to `by_head`.
 
-    Of every `each` heads in a token's row, the `count` heads from number `head` are those in `by_head`. Without columns,
-    `weight` normalises nothing, and cosines and sines rotate nothing. Indices are unsigned: for signed ones numba checks for
-    negative indexing, which prevents vectorisation.
+    Indices are unsigned: for signed ones numba checks for negative indexing, which prevents vectorisation.
+
+    Args:
+        first: First row (token) to compute.
+        last: End of the rows.
+        by_token: (B T, all heads of a token): groups of `each` heads.
+        head: Index within a group of the first head to write.
+        count: Number of heads of a group to write.
+        each: Heads of a group.
+        by_head: Result, (B H T, K), for the H = groups x `count` heads.
+        length: Tokens of a sequence, T.
+        cos: Cosines, (T or B T, P/2); without columns (P = 0) nothing is rotated.
+        sin: Sines, like `cos`.
+        weight: Weight of the RMSNorm, (K,); empty for no norm.
+        eps: Epsilon of the RMSNorm.
     """
     width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
     heads = by_token.shape[1] // (each * by_head.shape[1]) * count
@@ -209,7 +230,11 @@ def join_heads(
     first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
     sin: Floats, weight: Floats, eps: Any, x: Bits, sums: Floats,
 ) -> None:  # fmt: skip
-    """Compute the gradient of `split_heads`: of its input x into `by_token`, and of its weight into `sums`, from `by_head`."""
+    """Compute the backward pass of `split_heads`, whose arguments it takes with `by_head` as the gradient of the result.
+
+    Writes the gradient of the input, rounded to bf16, to `by_token`, and adds that of the norm's weight to the rows of
+    `sums`, one for each SUM_ROWS rows of tokens. `x` is the input of `split_heads`.
+    """
     width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
     heads = by_token.shape[1] // (each * by_head.shape[1]) * count
     tokens_1, heads_1, cos_1, sin_1 = by_token.reshape(-1), by_head.reshape(-1), cos.reshape(-1), sin.reshape(-1)
@@ -251,10 +276,22 @@ def softmax_backward(
 ) -> None:  # fmt: skip
     """Replace scores by softmax weights, and gradients of weights (`slopes`) by gradients of unscaled scores, in place.
 
-    Rows are queries, `queries` per head, of which the first is number `first_query` of its document. `seen` is the number
-    of keys without padding. `rests` holds the part of the scores lost by rounding, which the exponential would amplify. The
-    product of `gradient` and `out`, both of the attention's output, is subtracted from each weight's gradient (Dao et al.
-    2022, "FlashAttention", appendix B.2). Indices are unsigned as in `split_heads`.
+    See Dao et al. 2022, "FlashAttention", appendix B.2. Indices are unsigned as in `split_heads`.
+
+    Args:
+        first: First row (query) to compute.
+        last: End of the rows.
+        scores: Scores before the scale, rounded to bf16, (rows, keys).
+        rests: What that rounding removed, which the exponential would amplify, (rows, keys).
+        slopes: Gradients of the softmax weights, (rows, keys).
+        gradient: Gradient of the attention's output, (rows, K).
+        out: The attention's output, (rows, K).
+        log_sums: Logarithm of the softmax denominator of each row.
+        scale: Factor on the scores.
+        queries: Rows of each head.
+        first_query: Position in the document of the first row of each head.
+        seen: Number of keys without padding.
+        causal: True if a query sees only its own and earlier positions.
     """
     keys, width = np.uint64(scores.shape[1]), np.uint64(out.shape[1])
     scores_1, rests_1, slopes_1 = scores.reshape(-1), rests.reshape(-1), slopes.reshape(-1)

@@ -28,9 +28,9 @@ _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None
 
 @contextmanager
 def keep_casts(parameters: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Cast each weight to bf16 once inside this context, and let the gradients of `parameters` bypass autograd (`additions`).
+    """Cast each weight to bf16 only once inside this context; weights must not change in it.
 
-    Weights must not change inside the context.
+    Gradients of `parameters` bypass autograd there: `additions` collects them instead.
     """
     global _kept, _owners
     before = _kept, _owners
@@ -60,9 +60,9 @@ def cast_weight(weight: Tensor) -> Tensor:
 
 @contextmanager
 def additions() -> Iterator[Additions]:
-    """Collect the gradients of this thread that bypass autograd, as a list of functions that each add one to a `.grad`.
+    """Collect this thread's gradients that bypass autograd, as functions that each add one gradient to a `.grad`.
 
-    Call the functions in order, after autograd has set the `.grad` of the parameters.
+    Call the functions of the list in order, after autograd has set the `.grad` of the parameters.
     """
     result: Additions = []
     token = _COLLECTED.set(result)
@@ -73,7 +73,7 @@ def additions() -> Iterator[Additions]:
 
 
 def defer(call: Callable[[], object]) -> None:
-    """Make a call after the backward pass, in the order of micro-batches, or at once without a context of `additions`."""
+    """Append `call` to this thread's `additions`, to run after the backward pass; without that context, run it at once."""
     collected = _COLLECTED.get()
     if collected is None:
         call()
@@ -87,7 +87,7 @@ def are_collected(weight: Tensor) -> bool:
 
 
 def collect(weight: Tensor, gradient: Tensor, scale: Tensor | None = None) -> bool:
-    """Collect `scale` times the gradient of a weight in this thread's `additions`. Returns False if autograd must handle it."""
+    """Add `scale` times a weight's gradient to this thread's `additions`; return False if autograd must handle it instead."""
     collected = _COLLECTED.get()
     if collected is None or not are_collected(weight):
         return False
@@ -96,7 +96,7 @@ def collect(weight: Tensor, gradient: Tensor, scale: Tensor | None = None) -> bo
 
 
 def _sum_of(weight: Tensor) -> Tensor:
-    """Return the part of a parameter's `.grad` that belongs to this weight, a parameter or a view of one."""
+    """Return the `.grad` of the parameter that this weight is or views, as a view with the weight's shape and offset."""
     owner = _owners[weight.untyped_storage().data_ptr()]
     if owner.grad is None:
         owner.grad = torch.zeros_like(owner)
@@ -115,7 +115,11 @@ def _add(weight: Tensor, gradient: Tensor, scale: Tensor | None) -> None:
 
 
 def look_up(tokens: Tensor, weight_VD: Tensor) -> Tensor:
-    """Look up embeddings as F.embedding does, and add gradients to rows of the sum without a matrix per micro-batch."""
+    """Look up embeddings, as F.embedding does.
+
+    Where the gradient bypasses autograd (`are_collected`), it is added to the tokens' rows of the weight's `.grad`,
+    without a (V, D) gradient for each micro-batch.
+    """
     if not (torch.is_grad_enabled() and weight_VD.requires_grad and are_collected(weight_VD)):
         return F.embedding(tokens, weight_VD)
     return _LookUp.apply(tokens, weight_VD)  # type: ignore[no-any-return, no-untyped-call]

@@ -39,19 +39,22 @@ class ModelConfig(ModelOptions):
 
     @cached_property
     def kinds(self) -> dict[bool, tuple[int, tuple[Sublayer, ...]]]:
-        """The number of blocks and their parts, by whether they have experts; blocks without experts come first."""
+        """A dict from "has experts" to (number of such blocks, sublayers of one block); False comes first.
+
+        Kinds without blocks are absent.
+        """
         common, mixed = (norm_facts(self), self._attention()), self.mixture_layers
         kinds = {False: (self.layers - mixed, feed_forward_facts), True: (mixed, mixture_facts)}
         return {has: (count, (*common, facts(self))) for has, (count, facts) in kinds.items() if count}
 
     @cached_property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """The parts of the last block: its norms, the attention, and the MLP or mixture of experts."""
+        """The sublayers of the last block: its norms, the attention, and the MLP or mixture of experts."""
         return self.kinds[self.mixture_layers > 0][1]
 
     @cached_property
     def block_table(self) -> dict[str, Parameter]:
-        """The parameters of a block by their names in it, those of all kinds of blocks."""
+        """A dict from the name of a parameter within its block to its description, for blocks with and without experts."""
         return {
             parameter.name: parameter
             for _, parts in self.kinds.values()
@@ -60,13 +63,14 @@ class ModelConfig(ModelOptions):
         }
 
     def parameter_facts(self, name: str) -> Parameter | None:
-        """Return the facts of a parameter by its name in the model, or None if it is outside of the blocks."""
+        """Return the description of a block's parameter by its name in the model; None if the name is of no block."""
         return self.block_table[name.split(".", 2)[2]] if name.startswith("blocks.") else None
 
     def count_parameters(self, counts: Callable[[Parameter], float | bool] = lambda parameter: True) -> float:
-        """Return the number of parameters of all blocks, each multiplied by `counts`.
+        """Return the number of elements of all blocks, with those of each parameter multiplied by `counts(parameter)`.
 
-        Without `first_norm` the first block has one norm less.
+        The default counts every element once. The first block counts with its attention norm even if `first_norm` is
+        False.
         """
         return sum(
             number * parameter.size * counts(parameter)
@@ -77,26 +81,29 @@ class ModelConfig(ModelOptions):
 
     @cached_property
     def block_matrix_parameters(self) -> int:
-        """Number of parameters of one block that are in matrices."""
+        """Number of elements in the matrices of one block, averaged over the blocks."""
         return round(self.count_parameters(lambda parameter: parameter.is_matrix) / self.layers)
 
     @cached_property
     def block_active_parameters(self) -> int:
-        """Number of matrix parameters of one block that each token uses: all, except in a mixture of experts."""
+        """Number of matrix elements of one block that each token uses, averaged over the blocks.
+
+        These are all elements, except in a mixture of experts.
+        """
         return round(self.count_parameters(lambda one: one.is_matrix and self._share(one)) / self.layers)
 
     @cached_property
     def block_unrouted_parameters(self) -> int:
-        """Number of matrix parameters of one block outside of routed experts."""
+        """Number of matrix elements of one block outside of routed experts, averaged over the blocks."""
         return round(self.count_parameters(lambda one: one.is_matrix and not one.is_routed) / self.layers)
 
     @cached_property
     def block_parameters(self) -> int:
-        """Number of parameters of one block."""
+        """Number of parameters of one block, averaged over the blocks."""
         return round(self.count_parameters() / self.layers)
 
     def _share(self, parameter: Parameter) -> float:
-        """Return the share of a parameter's elements that a token uses."""
+        """Return the fraction of a parameter's elements that a token uses: below 1 only for routed experts."""
         return self.experts_per_token / self.experts if parameter.is_routed else 1.0
 
     def score_flops(self, tokens_seen: float) -> float:
@@ -108,7 +115,7 @@ class ModelConfig(ModelOptions):
 
     @cached_property
     def block_sharded_parameters(self) -> int:
-        """Number of parameters of one block that a tensor group divides."""
+        """Number of parameters of one block that tensor parallelism shards, averaged over the blocks."""
         return round(self.count_parameters(lambda parameter: parameter.tensor_dim is not None) / self.layers)
 
     @property
@@ -147,7 +154,10 @@ class ModelConfig(ModelOptions):
 
     @property
     def _head_parameters(self) -> int:
-        """Number of parameters of the head, without a language model's output matrix, which counts with the embeddings."""
+        """Number of parameters of the head: its transform, its biases, and a classifier's output matrix.
+
+        A language model's output matrix counts with the embeddings.
+        """
         norm = 0 if self.pooler else self.norm_parameters
         transform = self.head_transform * (self.width**2 + self.width * self.transform_bias + norm)
         return transform + self.labels * self.width + (self.labels or self.vocabulary) * self.head_bias
@@ -178,7 +188,7 @@ CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
 
 
 def loss_chunk(requested: int, vocabulary: int, is_cuda: bool) -> int:
-    """Return the number of tokens whose logits are in memory at once, at most `requested`. On a CPU they fit its cache."""
+    """Return the number of tokens whose logits are in memory at once: `requested`, or on a CPU at most what fits its cache."""
     return requested if is_cuda else min(requested, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 

@@ -50,7 +50,10 @@ def splitmix64_finaliser(x: Tensor) -> Tensor:
 
 
 def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
-    """Return a bool mask, (..., N), of the dropped elements among those with the int32 indices `index_N` of each token key."""
+    """Return a bool mask, (..., N), of the elements to drop: one decision for each key and each element index.
+
+    `keys` are 64-bit random keys, one per token, and `index_N` the indices (int32) of the token's elements.
+    """
     low, high = (((keys << 32) >> 32).to(torch.int32), (keys >> 32).to(torch.int32))
     x = low[..., None] + index_N * _GAMMA_32
     x ^= _shift_right(x, 16, 32)
@@ -71,9 +74,13 @@ def _shift_right(x: Tensor, num_places: int, num_bits: int) -> Tensor:
 class DropoutMasks:
     """The dropout masks of one forward pass, for the embeddings or for one block.
 
-    `token_BT` has the keys of the tokens that attention and MLP compute, and `stream_BL` those of the residual stream on
-    this rank, which are fewer if a tensor group divides it. `part` is the index of this rank's part of the heads and hidden
-    units.
+    A mask follows from a 64-bit random key per token, so it does not depend on the layout.
+
+    Attributes:
+        rates: The dropout rates of the recipe.
+        token_BT: Keys of the tokens that this rank computes in attention and MLP.
+        stream_BL: Keys of the tokens of the residual stream on this rank, fewer if tensor parallelism divides it.
+        part: Index of the tensor-parallel shard of heads and hidden units on this rank.
     """
 
     rates: Dropout
@@ -83,7 +90,7 @@ class DropoutMasks:
 
     @classmethod
     def from_sequences(cls, rates: Dropout, sequence_B: Tensor, length: int) -> DropoutMasks:
-        """Build the masks of full sequences from the key of each (`sequence_keys`)."""
+        """Build the masks of full sequences from the key of each sequence (`sequence_keys`)."""
         position_T = torch.arange(length, device=sequence_B.device)
         token_BT = splitmix64(sequence_B[:, None], position_T)
         return cls(rates, token_BT, token_BT)
@@ -95,7 +102,10 @@ class DropoutMasks:
         return replace(self, token_BT=token_BT, stream_BL=stream_BL)
 
     def stream(self, x_BLD: Tensor, site: Site, rate: float) -> Tensor:
-        """Drop elements of the output of a site, which is added to the residual stream."""
+        """Drop elements of an embedding's or sublayer's output before it is added to the residual stream.
+
+        `site` tells which output it is; each has its own masks.
+        """
         return _drop(x_BLD, splitmix64(self.stream_BL, _SITES[site]), 0, rate)
 
     def hidden_units(self, x_BTF: Tensor) -> Tensor:
@@ -108,7 +118,10 @@ class DropoutMasks:
         return _drop(pooled_BD, splitmix64(self.token_BT[:, 0], _SITES["classifier"]), 0, self.rates.classifier)
 
     def attention(self, p_BHCN: Tensor, queries: slice, first: int) -> Tensor:
-        """Drop attention weights of the queries at `queries` over the keys at first, first + 1, ... of the sequence."""
+        """Drop attention weights of some queries over the keys at positions first, first + 1, ... of the sequence.
+
+        `queries` has the indices of the queries among this rank's tokens.
+        """
         heads = p_BHCN.shape[1]
         number_H1 = torch.arange(self.part * heads, (self.part + 1) * heads, device=p_BHCN.device)[:, None]
         keys_BC = splitmix64(self.token_BT[:, queries], _SITES["scores"])
@@ -116,7 +129,10 @@ class DropoutMasks:
 
 
 def _drop(x: Tensor, keys: Tensor, first: int, rate: float) -> Tensor:
-    """Zero the dropped elements of x (..., N) and divide the others by 1 - rate; `first` is the index of the first element."""
+    """Zero the dropped elements of x (..., N) and divide the others by 1 - rate.
+
+    `keys` (...) are the keys of `is_dropped`, and `first` is the index of the first of the N elements.
+    """
     if not rate:
         return x
     index_N = torch.arange(first, first + x.shape[-1], dtype=torch.int32, device=x.device)

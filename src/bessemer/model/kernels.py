@@ -70,9 +70,10 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer with an fp32 weight, or for a bf16 input with a cast weight, whose gradient is rounded to bf16.
+    """A linear layer with an fp32 weight for an input in fp32 or bf16.
 
-    The cast is the one that autocast makes.
+    A bf16 input is multiplied with a bf16 copy of the weight, as under autocast, and the weight's gradient is rounded
+    to bf16.
     """
 
     @staticmethod
@@ -119,7 +120,7 @@ def runs_bf16(x: Tensor, *others: Tensor) -> bool:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return x in the precision of sums over the width: fp32, or fp64 unchanged."""
+    """Return x as fp32, or unchanged if it is fp64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -175,7 +176,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """SwiGLU that saves gate and up, and writes both gradients where the matmul's backward reads them."""
+    """SwiGLU that saves gate and up, and writes both gradients into one tensor, as the matmul before it needs them."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -24,13 +24,13 @@ LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # maps (x, w
 
 
 def linear_layer(facts: Sublayer, name: str) -> nn.Linear:
-    """Return a linear layer with the shape and the bias that the sublayer declares for the layer `name`."""
+    """Return a linear layer with the shape of the sublayer's parameter `name`.weight, and a bias if it has `name`.bias."""
     columns, rows = facts.shapes[f"{name}.weight"]
     return nn.Linear(rows, columns, bias=f"{name}.bias" in facts.shapes)
 
 
 def joint_bias(facts: Sublayer, name: str) -> nn.Parameter | None:
-    """Return the bias of the joint projection `name`, or None if the sublayer declares none."""
+    """Return an uninitialised bias for the joint projection `name`, or None if the sublayer has no parameter `name`_bias."""
     shape = facts.shapes.get(f"{name}_bias")
     return None if shape is None else nn.Parameter(torch.empty(shape))
 

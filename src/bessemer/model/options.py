@@ -67,7 +67,7 @@ class RotaryScaling:
         return 1.0
 
     def regime(self, length: int) -> int:
-        """Return a key of the rotation at a sequence length; cached keys are valid for lengths with equal keys."""
+        """Return an integer for a sequence length that identifies the rotation: equal integers mean equal rotations."""
         if self.kind == "dynamic":
             return max(length, self.original_length)
         return int(self.kind == "longrope" and length > self.original_length)
@@ -244,7 +244,7 @@ class ModelOptions:
         return float(scale / (layer + 1) if self.inverse_layer_scale else scale)
 
     def rope_regime(self, length: int) -> tuple[int, ...]:
-        """Return a key of the rotations at a sequence length; equal keys mean equal rotations (`RotaryScaling.regime`)."""
+        """Return a cache key of all layers' rotations at a sequence length: equal keys mean equal rotations."""
         scalings = (self.rope_scaling, self.window_rope_scaling)
         return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
 

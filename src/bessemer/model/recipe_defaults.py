@@ -55,9 +55,13 @@ def resolve(
     """Return the recipe with every derived value filled in, for a tokenizer with `vocabulary` ids.
 
     Args:
+        recipe: The recipe.
+        vocabulary: Number of ids of the tokenizer.
         measured_steps: Number of steps that fit into `train.minutes` on this machine.
+        micro_batch_tokens: Maximum tokens of a default micro-batch.
         labels: Classes of a classifier, whose output matrix counts in no token's FLOPs.
         unique_tokens: Number of training tokens if known, for `train.max_epochs`.
+        held_out_tokens: Number of tokens held out for validation, if known.
     """
     model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
     model = model.changed(code=digest_of("model_families", model.family, model.code))
@@ -116,15 +120,19 @@ def _warmup_steps(train: Train, steps: int) -> int:
 
 
 def _checkpoints(minutes: float | None) -> int:
-    """Return the number of intervals between checkpoints: 10, or fewer so that each has at least 30 seconds.
+    """Return the number of checkpoint intervals of a run that `train.minutes` limits to `minutes` (None: no limit).
 
-    Saving should take a small share of the time.
+    It is 10, or fewer (at least 2) so that each interval has at least 30 seconds and saving takes a small share of the
+    time.
     """
     return 10 if minutes is None else min(max(round(60 * minutes / CHECKPOINT_SECONDS), 2), 10)
 
 
 def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:
-    """Return the steps between validations of a run of `tokens` tokens, and the maximum tokens of each validation."""
+    """Return (steps between validations, maximum tokens of a validation) for a run of `steps` steps and `tokens` tokens.
+
+    `held_out_tokens` is the number of tokens held out for validation; None if unknown.
+    """
     train, scored = recipe.train, recipe.evaluate.max_tokens
     budget = int(VALIDATION_SHARE / FORWARD_SHARE * tokens)
     whole = min(scored or VALIDATION_TOKENS, held_out_tokens or VALIDATION_TOKENS)
@@ -136,10 +144,10 @@ def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int |
 
 
 def validation_share(resolved: ResolvedRecipe, held_out_tokens: int | None) -> float:
-    """Return the time of all validations divided by that of all steps, estimated from their tokens.
+    """Return the estimated time of all validations divided by that of all training steps.
 
-    If `held_out_tokens` is None, only a run with `train.minutes` has a share above 0, because its limit was derived from
-    it.
+    A validation scores at most `held_out_tokens` tokens, the size of the held-out set. If that is None (unknown), the
+    result is 0, except for a run with `train.minutes`, which scores `evaluate.max_tokens`.
     """
     train, scored = resolved.train, resolved.evaluate.max_tokens
     tokens = min(scored, held_out_tokens if held_out_tokens is not None else scored if train.minutes else 0)
@@ -151,7 +159,9 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
 
     Args:
         model: The [model] table of the recipe.
-        ids: Number of ids of the tokenizer if tokens were added, to which the embedding of a starting model grows.
+        ids: Number of ids of the tokenizer if tokens were added, else 0. The embedding of the model that the recipe
+            starts
+        from grows to this number of rows.
 
     Raises:
         InputError: The table has neither a size nor a model to start from.
@@ -180,16 +190,21 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
 
 
 def expert_width(model: Model, hidden: int) -> int:
-    """Return the default hidden width of an expert: all experts of a token are as wide as an MLP of `hidden` units.
+    """Return the default hidden width of an expert: `hidden` divided by the number of experts that each token uses.
 
-    It is rounded to a multiple of 32 for the hardware's tiles.
+    `hidden` is the width of an MLP without experts. Shared experts count too. The result is rounded to a multiple of 32
+    for the hardware's tiles.
     """
     active = (model.experts_per_token or ModelConfig.experts_per_token) + (model.shared_experts or 0)
     return max(round(hidden / active / EXPERT_UNIT), 1) * EXPERT_UNIT
 
 
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
-    """Return the dimensions and options of the folder that the weights come from. The recipe may repeat but not change them."""
+    """Return the dimensions and options of the model in `folder`, from which the recipe starts.
+
+    The embedding has at least `ids` rows. Raises InputError if the recipe sets an option to another value; only the
+    options that balance experts may differ.
+    """
     family_named(model.family)  # loads the class, which may be the one that reads the folder
     imported, requested = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     imported["vocabulary"] = max(imported["vocabulary"], ids)
@@ -216,10 +231,16 @@ def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
 
 
 def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
-    """Return the global batch in tokens: the power of two of sequences nearest to `advised` tokens, or more.
+    """Return the default global batch in tokens: the power of two of sequences nearest to `advised` tokens, or more.
 
-    It is more if the layout's parts do not divide that, or if its schedule cannot run it in micro-batches of this size, by
-    default of at most `tokens` tokens.
+    It is larger if the layout cannot divide that batch over data-parallel ranks and micro-batches.
+
+    Args:
+        advised: Recommended batch in tokens.
+        length: Tokens of a sequence.
+        tokens: Maximum tokens of a micro-batch if `micro_batch` is None.
+        layout: The parallel layout.
+        micro_batch: Sequences of a micro-batch if the recipe sets them.
     """
     sequences = 1 << max(round(math.log2(advised / length)), 0)
     each = max(-(-sequences // layout.data), layout.min_micro_batches)
@@ -229,20 +250,20 @@ def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_bat
 
 
 def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
-    """Return the maximum tokens of a micro-batch, which is larger than `tokens` for bf16 on a CPU.
+    """Return the maximum tokens of a micro-batch: `tokens`, or more for bf16 on a CPU.
 
-    Bf16 units are so fast that the operations between the matmuls dominate. The limit leaves two micro-batches, which run
-    concurrently (train/engine.py).
+    There, small micro-batches spend most of their time between the matmuls. `batch` is the tokens of a data-parallel
+    rank's batch, at most half of which is one micro-batch, because two run concurrently (train/engine.py).
     """
     is_narrow = precision == "bf16" and tokens == MICRO_BATCH_TOKENS_ON[False]
     return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
 
 
 def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
-    """Return the number of sequences in a micro-batch, for a global batch of `sequences`.
+    """Return the number of sequences in a micro-batch, for a global batch of `sequences` sequences of `length` tokens.
 
-    It is the largest divisor of a data-parallel part's sequences that holds at most `tokens` tokens and leaves the pipeline
-    a number of micro-batches that its schedule can run; 1 if there is none.
+    It is the largest divisor of a data-parallel rank's sequences that holds at most `tokens` tokens and leaves the
+    pipeline a number of micro-batches that its schedule can run; 1 if there is none.
     """
     return max(_micro_batch_sizes(max(sequences // layout.data, 1), length, tokens, layout), default=1)
 
@@ -250,6 +271,10 @@ def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel)
 def _micro_batch_sizes(
     each: int, length: int, tokens: int, layout: Parallel, requested: int | None = None
 ) -> list[int]:
-    """Return the micro-batch sizes in which a layout can run `each` sequences per data-parallel part."""
+    """Return the micro-batch sizes, in sequences, in which a layout can run `each` sequences per data-parallel rank.
+
+    Only sizes of at most `tokens` tokens count, or only the size `requested` if that is set. `length` is the tokens of
+    a sequence.
+    """
     sizes = [requested] if requested else range(1, max(min(each, tokens // length), 1) + 1)
     return [size for size in sizes if layout.runs_batch(each * layout.data, size)]

@@ -27,12 +27,16 @@ CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # Kaplan et al. 2020
 def critical_batch(parameters: float, tokens: float) -> float:
     """Return the critical batch in tokens at the end of training, 2e8 / L^(1/0.21) (Kaplan et al. 2020, section 5.1).
 
-    L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D)^0.103 (equation 1.5; constants of table 2, fitted jointly).
+    L is the loss of a model of N = `parameters` after D = `tokens`, L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 /
+    D)^0.103 (equation 1.5; constants of table 2, fitted jointly).
     """
     loss = ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
     return float(CRITICAL_BATCH_TOKENS / loss ** (1.0 / CRITICAL_BATCH_EXPONENT))
 
 
 def advised_batch(flops: float, parameters: float, tokens: float) -> float:
-    """Return the global batch in tokens, at most the critical batch."""
+    """Return the recommended global batch in tokens for a run of `flops` FLOPs: `batch_tokens`, at most `critical_batch`.
+
+    `parameters` and `tokens` are those of the model and of the run.
+    """
     return min(batch_tokens(flops), critical_batch(parameters, tokens))

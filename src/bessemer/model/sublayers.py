@@ -33,13 +33,15 @@ JOINT: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a block.
+    """A description of a parameter of a block.
 
     Attributes:
         name: Its name in the block.
         shape: Its shape.
         tensor_dim: The dimension along which tensor parallelism shards it; None if it is replicated.
-        access: How tensor parallelism reads it if it is replicated.
+        access: What a rank reads of a replicated parameter in tensor parallelism (`Access`): all of it ("partial"), its
+            own
+        rows ("slice"), or nothing, because it is added after the reduction ("deferred").
         initial: Its initial value; None for a normal distribution with the standard deviation 1 / sqrt(fan-in).
     """
 
@@ -67,17 +69,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """The facts of one part of a block. All numbers except those of parameters are per token.
+    """A description of one part of a block: its parameters, FLOPs and memory.
+
+    All numbers except those of parameters are per token.
 
     Attributes:
         parameters: The parameters, in the order of the module.
-        output: The linear layer that writes into the residual stream.
-        tensor_units: The recipe keys of the units that tensor parallelism divides, with the number of units.
-        score_flops: FLOPs without parameters, forward and backward, for each token that it sees.
+        output: Name of the linear layer that writes into the residual stream.
+        tensor_units: Maps the recipe keys of the units that tensor parallelism divides, such as heads, to their
+            numbers.
+        score_flops: FLOPs without parameters, forward and backward, for each token that a token attends to.
         saved_elements: Elements that autograd saves for the backward pass if element-wise operations are fused.
-        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then saves its input
-            in fp32, the joint matmul stays in memory because the values are a view of it, and the gate's activation is
-            saved separately. A compiler would recompute cheap operations.
+        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then
+            saves its
+        input in fp32, the joint matmul stays in memory because the values are a view of it, and the gate's activation
+            is
+        saved separately. A compiler would recompute cheap operations.
         selective_elements: Elements that selective recompute saves: the results of matmuls and of attention.
         gradient_elements: Elements of gradients that the backward pass holds at once inside the sublayer.
     """
@@ -98,7 +105,7 @@ class Sublayer:
 
 
 def norm_facts(options: ModelOptions) -> Sublayer:
-    """Return the facts of a block's norms over the width, before or after its sublayers."""
+    """Describe a block's norms over the width, before or after its sublayers."""
     is_both, width = options.norm_position == "both", options.width
     names = ["attention_norm", "mlp_norm"] + ["attention_output_norm", "mlp_output_norm"] * is_both
     starts = [("weight", options.norm_start), ("bias", 0.0)][: options.norm_parameters // width]
@@ -112,7 +119,7 @@ def norm_facts(options: ModelOptions) -> Sublayer:
 
 
 def attention_facts(options: ModelOptions) -> Sublayer:
-    """Return the facts of grouped-query attention, which tensor parallelism shards by key/value heads."""
+    """Describe grouped-query attention, which tensor parallelism shards by key/value heads."""
     width, heads, kv_heads, head_dim = options.width, options.heads, options.kv_heads, options.head_dim
     queries, keys, joint = heads * head_dim, kv_heads * head_dim, (kv_heads, heads // kv_heads + 2, head_dim)
     has_norm, is_full = options.qk_norm != "none", options.qk_norm == "full"
@@ -160,7 +167,7 @@ def attention_facts(options: ModelOptions) -> Sublayer:
 
 
 def feed_forward_facts(options: ModelOptions, path: str = "mlp", units: int | None = None) -> Sublayer:
-    """Return the facts of the feed-forward sublayer, gated or not, which tensor parallelism shards by hidden units.
+    """Describe the MLP, gated or not, which tensor parallelism shards by hidden units.
 
     `path` is its name in the block, and `units` its hidden width if that is not `mlp_width`.
     """
@@ -197,7 +204,7 @@ def feed_forward_facts(options: ModelOptions, path: str = "mlp", units: int | No
 
 
 def mixture_facts(options: ModelOptions) -> Sublayer:
-    """Return the facts of a mixture of experts, which are those of its router, routed experts and shared experts."""
+    """Describe a mixture of experts: its router, routed experts and shared experts."""
     width, experts, each, active = options.width, options.experts, options.expert_width, options.experts_per_token
     # The experts of a token together save and compute what an MLP with as many hidden units does.
     routed = feed_forward_facts(options, "mlp.experts", active * each)

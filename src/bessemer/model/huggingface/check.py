@@ -40,7 +40,9 @@ class ImportCheck:
     """The result of comparing an imported model with `transformers`.
 
     Attributes:
-        max_difference: Largest difference of a logit (of a hidden value under a new head); None if nothing was compared.
+        max_difference: Largest absolute difference of a logit, or of a hidden state if our model has a new head; None
+            if
+        nothing was compared.
         layers: Number of layers that were compared, from the first.
         of_layers: Number of layers of the model.
         note: Why not all was compared, or what was changed for the comparison.
@@ -63,10 +65,11 @@ class ImportCheck:
 def check_read(folder: Path, model: Transformer) -> ImportCheck:
     """Compare an imported model with `transformers` on the same folder, on a few random tokens in fp32.
 
-    If both do not fit into memory, only their first layers are compared. If a window is longer than the sample, both are
-    also compared with a short window. Prints a warning about inconsistent metadata (`check_metadata`).
+    If the two models together do not fit into memory, only their first layers are compared. If the model's attention
+    window is longer than the sample, both models are also compared with a short window. Prints a warning for each line
+    of `check_metadata`.
 
-    Raises InputError when `transformers` cannot read the folder, and BessemerError when the two differ.
+    Raises InputError when `transformers` cannot read the folder, and BessemerError when the two models differ.
     """
     own, settings = read_config(folder), read_settings(folder)
     for line in check_metadata(folder, own):
@@ -106,9 +109,10 @@ def _bytes(config: ModelConfig, layers: int) -> float:
 
 
 def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
-    """Return the largest difference of a logit (of a hidden value under a new head) between our model and `transformers`.
+    """Return the largest absolute difference between our model and `transformers`' model of the folder.
 
-    `copy` is the folder's safe copy, perhaps with fewer layers or a short window.
+    It is that of a logit, or of a hidden state if our model has a new head. `copy` is a copy of `folder` with a
+    config.json that may have fewer layers or a short window.
     """
     own = read_config(copy)
     family, read = family_named(own.family), set[str]()
@@ -125,9 +129,10 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
 
 
 def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
-    """Return the logits of the model `theirs` of `transformers`, or its hidden states if our model has a new head.
+    """Return the logits of the `transformers` model `theirs`, or its hidden states if `new_head` is True.
 
-    Texts are computed one at a time, because a classifier without a padding token accepts no more.
+    Logits are computed one text at a time, because a classifier without a padding token rejects larger batches.
+    `folder` is named in errors.
     """
     try:
         if new_head:
@@ -138,9 +143,10 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
 
 
 def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
-    """Load the copy with a class of `transformers`, and record in `read` the configuration keys that it reads.
+    """Load `copy` with the class of `transformers` named `architecture`, in fp32, from local files only.
 
-    Loading and computing record keys; the configuration's own code does not, since it reads every key.
+    From then on, each key of config.json that the model reads, when it is built or run, is added to `read`. `folder` is
+    named in errors.
     """
     kind = getattr(gate.quiet_transformers(), architecture)
     try:
@@ -176,9 +182,9 @@ def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
 
 
 def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
-    """Return warnings about a folder that do not prevent reading it, one sentence each.
+    """Return warnings about inconsistent metadata of a folder, one sentence each; the model can still be read.
 
-    `config` is the one read from its config.json. Raises InputError on metadata that cannot work.
+    `config` is the one read from its config.json. Raises InputError on metadata that make it unusable.
     """
     settings = read_settings(folder)
     for name in TOKENIZER_SIDE_FILES:
@@ -208,7 +214,7 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
 
 
 def _ids(folder: Path, config: ModelConfig) -> list[str]:
-    """Return warnings about special token ids beyond the vocabulary; raises InputError for the padding id."""
+    """Return warnings about beginning- and end-of-text ids beyond the vocabulary. Raises InputError if the padding id is."""
     warnings = []
     for role in ("pad", "bos", "eos"):
         for name in _ID_FILES:

@@ -47,7 +47,7 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     """Return the configuration of a resolved recipe's model for a tokenizer with `vocabulary` ids.
 
     `labels` is the number of classes of a classifier, or 0 for a language model. Raises InputError if a dimension is
-    missing, or if the model has fewer rows than the tokenizer has ids.
+    missing, or if the model has fewer embedding rows than the tokenizer has ids.
     """
     model = recipe.model
     if model.layers is None or model.width is None or model.heads is None:
@@ -68,7 +68,10 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
 
 
 def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
-    """Return ModelConfig's defaults with a family's options, and the dimensions that follow from the heads."""
+    """Return each option's standard value in a family: that of `family.options`, else ModelConfig's default.
+
+    `kv_heads` and `head_dim` are those of plain multi-head attention with the heads and the width of `config`.
+    """
     standard = {field.name: field.default for field in fields(ModelConfig)} | family.options
     return standard | {"kv_heads": config.heads, "head_dim": config.width / config.heads}
 
@@ -76,7 +79,7 @@ def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
 def family_of(config: ModelConfig) -> ModelFamily:
     """Return the family that can express a configuration, preferring the one that the model came from.
 
-    Raises InputError, with the options in the way, when there is none.
+    Raises InputError if none can; the message lists the options that the nearest family lacks.
     """
     own = family_named(config.family or "qwen3")
     obstacles = {family: list(_obstacles(family, config)) for family in dict.fromkeys((own, *FAMILIES.values()))}
@@ -165,9 +168,9 @@ def read_settings(folder: Path) -> ForeignConfig:
 
 
 def export_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
-    """Return the dropout rates of a training under its family's keys of config.json.
+    """Return the dropout rates of a training as a dict from the family's keys in config.json to rates.
 
-    A rate without a key is left out, since only training uses it.
+    A rate for which the family has no key is left out, because inference does not need it.
     """
     return {theirs: getattr(trained, ours) for theirs, ours in family_of(config).dropout.items()}
 
@@ -204,7 +207,7 @@ def _family(settings: ForeignConfig) -> ModelFamily:
 
 
 def unread_keys(folder: Path) -> list[str]:
-    """Return the keys of a folder's config.json that no known code reads, such as those of other programs or older versions."""
+    """Return the keys of a folder's config.json that its family does not know, such as those of other programs."""
     settings = read_settings(folder)
     known = _family(settings).known
     return [key for key in settings if key not in known and settings.raw(key) is not None]
@@ -217,9 +220,10 @@ def understood_settings(folder: Path) -> Values:
 
 
 def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
-    """Raise InputError on keys that code shared by all families reads but this family lacks, and on unsupported values.
+    """Raise InputError on config.json keys that change the model in ways that this family does not support.
 
-    Other keys are left to `unread_keys`.
+    These are keys that `transformers` reads for every family but this family's description lacks, and fixed keys with
+    another value than the supported one. `unread_keys` reports the remaining ones.
     """
     for key in settings:
         if key in READ_ANYWHERE - family.known and settings.raw(key) is not None:

@@ -26,7 +26,11 @@ Rate = Literal["hidden", "attention", "classifier"]
 
 
 def _rule(value: Any) -> ConfigRule:
-    """Return a rule: `value` itself, a constant of rules.py or rope.py by name, or the result of a function there."""
+    """Return the ConfigRule that a value of `rules` stands for, after checking the signatures of its functions.
+
+    The value is a rule, the name of one in rules.py or rope.py, or (name, arguments...) of a function there that
+    returns one.
+    """
     try:
         if not isinstance(value, ConfigRule):
             name, *arguments = [value] if isinstance(value, str) else value
@@ -186,7 +190,7 @@ class ModelFamily(ExtensionBase):
 
     @property
     def reads(self) -> set[str]:
-        """The keys that the rules read."""
+        """The keys of config.json that the rules read."""
         return {key for rule in self.rules for key in rule.keys}
 
     @property

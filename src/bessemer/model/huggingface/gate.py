@@ -42,16 +42,16 @@ Texts = list[tuple[str, list[int]]]
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """Measurements of the gate.
+    """Measurements from the comparison of an exported folder, loaded by `transformers`, with our model.
 
     Attributes:
         architecture: Class of transformers that loaded the folder.
         parameters: Number of parameters.
-        logits_max_difference: Largest difference of a logit.
-        tolerance: Maximum difference allowed, relative to the largest logit.
-        greedy_tokens_equal: Number of greedily generated tokens that were compared.
-        tokenizer_documents_equal: Number of texts whose ids were compared.
-        texts_equal: Number of texts for which logits, greedy tokens or classes were compared.
+        logits_max_difference: Largest absolute difference of a logit.
+        tolerance: Maximum difference allowed, relative to the largest logit if that is above 1.
+        greedy_tokens_equal: Number of greedily generated tokens that were compared and equal.
+        tokenizer_documents_equal: Number of texts whose token ids were compared and equal.
+        texts_equal: Number of texts for which logits, greedy tokens or classes were compared and equal.
         transformers: Version of transformers.
     """
 
@@ -72,10 +72,14 @@ def verify(
     """Load a folder with `transformers` and compare it with a model and its tokenizer.
 
     Args:
+        model: Our model.
+        folder: The folder, an export of ours or a foreign one.
         sample_BT: Token ids on which the logits are compared.
+        own: Our tokenizer.
         texts: Texts to compare in addition to `GATE_TEXTS`, each with its ids without special tokens.
-        framing: Ids required around those of a text in one of our exports, which is loaded with default arguments. None for
-            a foreign folder, whose tokenizer defines them.
+        framing: Special token ids that an export's tokenizer must put around a text. None for a foreign folder, whose
+            own
+        tokenizer defines them.
 
     Raises:
         BessemerError: The first difference.
@@ -135,7 +139,7 @@ GATE_TEXTS = (*chain.from_iterable(_TEXTS.values()), *(run * RUN for run in _TEX
 
 @contextmanager
 def errors_about(subject: str) -> Iterator[None]:
-    """Prefix the errors of a check with its subject: an export, or the folder that is imported."""
+    """Prefix each BessemerError of this context with `subject`, the folder or the export that is checked."""
     try:
         yield
     except BessemerError as error:
@@ -198,9 +202,11 @@ def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
 
 
 def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> Texts:
-    """Compare the ids of texts with those of a tokenizer of `transformers` by default arguments, and return the compared texts.
+    """Require that a tokenizer of `transformers` encodes each text to its ids, and return the compared (text, ids).
 
-    Text that looks like a special token is encoded as text.
+    It is called with default arguments, except that text that looks like a special token is encoded as text; texts for
+    which it cannot do that are skipped. `framing` has the ids that it puts around a text. Raises BessemerError on a
+    difference.
     """
     added, compared = theirs.get_added_vocab(), Texts()
     for text, ids in texts:
@@ -223,7 +229,10 @@ def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: lis
 
 
 def _compare_prompts(ours: Transformer, theirs: Any, tokenizer: Any, texts: Texts) -> int:
-    """Compare logits and greedy continuations of texts, and return the number of generated tokens."""
+    """Compare the logits of each text and its greedy continuation, and return the number of tokens generated.
+
+    Raises BessemerError on the first difference.
+    """
     limit, greedy = ours.config.positions_length, 0
     for text, _ in texts:
         ids_1T = tokenizer(text, return_tensors="pt")["input_ids"][:, :limit]
@@ -237,7 +246,10 @@ def _compare_prompts(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
 
 
 def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Texts, framing: Framing) -> None:
-    """Compare the scores of texts in one padded batch, or one by one if the tokenizer has no padding token."""
+    """Raise BessemerError unless both models give the same logits for the texts, computed as one padded batch.
+
+    Without a padding token, the texts are compared one by one.
+    """
     limit = min(int(tokenizer.model_max_length), ours.config.positions_length)
     room = limit - len(framing.before) - len(framing.after)
     rows = [framing.around(ids[:room]) for _, ids in texts]
@@ -279,9 +291,9 @@ def require_close(numbers: Tensor, wanted: Tensor, subject: str, remedy: str = "
 
 
 def logits_of(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-    """Return the logits of tokens, (B, T, V), or of texts, (B, L).
+    """Return a language model's logits, (B, T, V), or a classifier's, one for each text and label, (B, L).
 
-    `lengths_B` has the number of tokens of each text; by default all are part of it.
+    `lengths_B` has the number of tokens of each text, after which padding follows; None if there is no padding.
     """
     documents = None if lengths_B is None else Documents.padded(lengths_B, tokens_BT.shape[1])
     if lengths_B is None:

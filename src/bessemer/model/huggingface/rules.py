@@ -61,12 +61,12 @@ class ForeignConfig:
         return InputError(f"{self.path}: {self._inside}{key} = {_short(self.raw(key))} {reason}")
 
     def integer(self, key: str, default: int | None = None, min_value: int = 1) -> int:
-        """Return an integer from `min_value` to LARGEST; the key is required without a default."""
+        """Return the integer from `min_value` to 2^31 - 1 under a key; without a default, the key is required."""
         what = f"must be a whole number from {min_value} to {LARGEST}"
         return int(self._value(key, default, lambda x: _is_number(x, min_value, LARGEST) and x == int(x), what))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0 and at most MOST squared; the key is required without a default."""
+        """Return the finite number above 0 under a key; without a default, the key is required."""
         return float(self._value(key, default, _is_positive, f"must be a finite number above 0, at most {MOST**2:g}"))
 
     def share(self, key: str) -> float:
@@ -96,12 +96,12 @@ class ForeignConfig:
         return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
     def _list(self, key: str, default: list[Any] | None, fits: Callable[[Any], bool], what: str) -> list[Any]:
-        """Return a list whose items all fit; `what` describes such items for the error."""
+        """Return the list under a key, or the default. Raises InputError if an item is wrong; `what` describes the items."""
         is_list = lambda x: isinstance(x, list) and all(map(fits, x))  # noqa: E731
         return list(self._value(key, default, is_list, f"must be a list of {what}"))
 
     def _value(self, key: str, default: Any, fits: Callable[[Any], bool] = lambda x: True, what: str = "") -> Any:
-        """Return the value of a key, or else the default. Raises InputError with the text `what` if it does not fit."""
+        """Return the value of a key, or else the default. Raises InputError if it does not fit; `what` says what would."""
         value = self._values.get(key)
         value = default if value is None else value
         if value is None:
@@ -181,7 +181,10 @@ QUERY_SCALAR = ConfigRule(
 
 
 def soft_cap(option: str, key: str, default: float) -> ConfigRule:
-    """Return the rule for a soft cap of scores or logits; null means none."""
+    """Return the rule for a soft cap of scores or logits: `option` of our configuration is `key` in config.json.
+
+    A null means no cap, and a missing key means `default`.
+    """
     return ConfigRule(
         (key,),
         lambda settings, values: {option: 0.0 if settings.is_null(key) else settings.number(key, default)},
@@ -260,7 +263,10 @@ def same_window(default: int) -> ConfigRule:
 
 
 def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int], object]) -> list[str]:
-    """Return the kind of each layer, from layer_types or else by `has_window`. Raises InputError for an unsupported kind."""
+    """Return the type of each layer: the entries of `layer_types`, or without that key by `has_window(index of the layer)`.
+
+    Raises InputError for an unsupported entry.
+    """
     if settings.raw("layer_types") is None:
         return [WINDOWED if has_window(layer) else GLOBAL for layer in range(layers)]
     types = settings.texts("layer_types")
@@ -273,7 +279,7 @@ def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int
 
 
 def _pattern(types: list[str]) -> Values:
-    """Return global_every, global_last and global_layers for a list of layer types; every = 1 means no windows."""
+    """Return global_every, global_last and global_layers for a list of layer types; global_every = 1 means no windows."""
     values: Values = {"global_every": 0, "global_last": False, "global_layers": ()}
     without = [layer for layer, kind in enumerate(types) if kind == GLOBAL]
     if not without:
@@ -293,7 +299,7 @@ def _write_layer_types(config: ModelConfig) -> list[str]:
 def _windows(
     settings: ForeignConfig, values: Values, width: int, has_window: Callable[[int], object], keys: str
 ) -> Values:
-    """Return the options for windows of `width` in the layers that layer_types names, or else in those of `has_window`.
+    """Return the options for windows of `width` tokens in the layers that `_layer_types` finds.
 
     `keys` names the keys that give the width, for the error when it is 0 and layer_types has layers with a window.
     """
@@ -306,9 +312,10 @@ def _windows(
 
 
 def _switched_windows(default: int, has_window: Callable[[ForeignConfig, Values, int], object]) -> ConfigRule:
-    """Return the rule for windows that use_sliding_window switches on, in layers by layer_types or else by `has_window`.
+    """Return the rule for windows that `use_sliding_window` switches on; `default` is their width, 0 for none.
 
-    `default` is the window if config.json lacks the key; 0 for none.
+    Layers have one by `layer_types`, or without that key where `has_window(settings, options read before, layer
+    index)`.
     """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
@@ -334,9 +341,9 @@ QWEN_WINDOWS = _switched_windows(
 
 
 def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
-    """Return the rule for windows in all layers except each `every`-th.
+    """Return the rule for windows in all layers except each `every`-th, as in Gemma.
 
-    The first of `pattern_keys` overrides `every`, and layer_types overrides both.
+    The first of `pattern_keys` that config.json has overrides `every`, and `layer_types` overrides both.
     """
 
     def read(settings: ForeignConfig, values: Values) -> Values:

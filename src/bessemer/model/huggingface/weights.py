@@ -119,9 +119,11 @@ def hub_tensors(
 
 
 def _tensors_of_module(theirs: str, ours: str, experts: int) -> list[tuple[str, str, tuple[Any, ...]]]:
-    """Return the name in `transformers`, our parameter's path and the indices into it, for a module's weight and bias.
+    """Return the tensors of one module as (name in `transformers`, path of our parameter, indices into that parameter).
 
-    No indices mean the full parameter.
+    Several indices stand for parts that are concatenated; no indices mean the full parameter. `theirs` and `ours` are
+    an entry of `ModelFamily.outer_tensors` or `layer_tensors`, and `experts` is the number of experts, for a module of
+    each expert.
     """
     path, _, part = ours.partition(":")
     if "{}" in theirs:  # a matrix of each expert
@@ -190,15 +192,19 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
 
 
 def _stored_shape(tensor: HubTensor, own: ModelConfig) -> tuple[int, ...]:
-    """Return the shape that a folder of this configuration has for a tensor; added tokens give our model more rows."""
+    """Return the shape that a folder with the configuration `own` has for a tensor of our model.
+
+    It differs for tensors with a row per token id, if tokens were added to our model.
+    """
     return (own.vocabulary, *tensor.shape[1:]) if tensor.ours in BY_TOKEN else tensor.shape
 
 
 @torch.no_grad()
 def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
-    """Set the rows of added tokens to the mean of the rows of the ids that encoded their text before, or of all rows.
+    """Set the embedding and output rows of added tokens to the mean of other rows.
 
-    `added` maps the id of each added token, as text, to those earlier ids.
+    `added` maps the id of each added token, as text, to the ids that encoded the token's text before; the mean is over
+    these, or over all earlier rows if there are none.
     """
     for name, parameter in model.named_parameters():
         for number, pieces in added.items() if name in BY_TOKEN else ():
@@ -209,9 +215,10 @@ def _require_names(
     weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: ModelFamily, config: ModelConfig,
     new_head: bool,
 ) -> None:  # fmt: skip
-    """Raise InputError that names the first missing or unexpected tensor.
+    """Raise InputError that names the first missing or unexpected tensor of a folder.
 
-    `expected` has the tensors of the model by name, of which a folder may lack those in `optional`.
+    `expected` maps names to the model's tensors. A folder may lack those in `optional`, and with `new_head` may have
+    another head.
     """
     folder = weights.folder
     absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
@@ -231,7 +238,7 @@ def _require_names(
 
 
 def is_unread(name: str, family: ModelFamily, config: ModelConfig, new_head: bool = False) -> bool:
-    """Return True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or another head."""
+    """Return True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or a head that our model lacks."""
     if name.endswith(_BUFFERS) or name.startswith(family.unread):
         return True
     if (config.tie_embeddings or config.labels) and name in _output_names(family):
