@@ -54,14 +54,10 @@ def resolve(
 ) -> ResolvedRecipe:  # fmt: skip
     """Return the recipe with every derived value filled in, for a tokenizer with `vocabulary` ids.
 
-    Args:
-        recipe: The recipe.
-        vocabulary: Number of ids of the tokenizer.
-        measured_steps: Number of steps that fit into `train.minutes` on this machine.
-        micro_batch_tokens: Maximum tokens of a default micro-batch.
-        labels: Classes of a classifier, whose output matrix counts in no token's FLOPs.
-        unique_tokens: Number of training tokens if known, for `train.max_epochs`.
-        held_out_tokens: Number of tokens held out for validation, if known.
+    `measured_steps` is the number of steps that fit into `train.minutes` on this machine. A default micro-batch has at
+    most `micro_batch_tokens` tokens. `labels` are the classes of a classifier, whose output matrix counts in no token's
+    FLOPs. `unique_tokens` (for `train.max_epochs`) and `held_out_tokens` are the sizes of the training and validation
+    data, if known.
     """
     model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
     model = model.changed(code=digest_of("model_families", model.family, model.code))

@@ -69,13 +69,10 @@ class ExportCheck:
 def verify(
     model: Transformer, folder: Path, sample_BT: Tensor, own: Tokenizer, texts: Texts, framing: Framing | None = None
 ) -> ExportCheck:
-    """Load a folder with `transformers` and compare it with a model and its tokenizer.
+    """Load `folder`, an export or a foreign folder, with `transformers`, and compare it with `model` and its tokenizer `own`.
 
     Args:
-        model: Our model.
-        folder: The folder, an export of ours or a foreign one.
         sample_BT: Token ids on which the logits are compared.
-        own: Our tokenizer.
         texts: Texts to compare in addition to `GATE_TEXTS`, each with its ids without special tokens.
         framing: Special token ids that an export's tokenizer must put around a text. None for a foreign folder, whose
             own

@@ -181,10 +181,7 @@ QUERY_SCALAR = ConfigRule(
 
 
 def soft_cap(option: str, key: str, default: float) -> ConfigRule:
-    """Return the rule for a soft cap of scores or logits: `option` of our configuration is `key` in config.json.
-
-    A null means no cap, and a missing key means `default`.
-    """
+    """Return the rule that reads the soft cap `option` from `key`: null means none, and a missing key means `default`."""
     return ConfigRule(
         (key,),
         lambda settings, values: {option: 0.0 if settings.is_null(key) else settings.number(key, default)},
