@@ -74,9 +74,7 @@ def verify(
     Args:
         sample_BT: Token ids on which the logits are compared.
         texts: Texts to compare in addition to `GATE_TEXTS`, each with its ids without special tokens.
-        framing: Special token ids that an export's tokenizer must put around a text. None for a foreign folder, whose
-            own
-        tokenizer defines them.
+        framing: Special token ids that an export's tokenizer puts around a text; None for a foreign folder's own.
 
     Raises:
         BessemerError: The first difference.
