@@ -63,7 +63,10 @@ def flag(name: str, help: str) -> Option:
 
 
 class _Once(argparse.Action):
-    """An option with a value that may be given only once, because the other value would be dropped silently."""
+    """An argparse action for an option with a value. Giving the option twice is an error.
+
+    argparse by default keeps the last value and silently drops the first.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         flags = namespace.__dict__.setdefault("_given", {})

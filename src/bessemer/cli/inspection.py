@@ -69,7 +69,7 @@ def _print_document(document: dict[str, Any]) -> None:
 
 
 def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory) -> dict[str, Any]:
-    """Replay a step, print whether its numbers are those of the run with the evidence, and return the result."""
+    """Replay training step `args.step`, print if it gave the same numbers as in the run, and return the result."""
     from bessemer.train.replay import replay
 
     result = replay(recipe, run, args.step)

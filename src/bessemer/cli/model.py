@@ -40,7 +40,7 @@ def evaluate(args: argparse.Namespace) -> Any:
 
 
 def _anchored(reference: str) -> str:
-    """Make the path of a task file absolute."""
+    """Return the absolute path of an evaluation task given as a YAML file, and any other task name unchanged."""
     return str(Path(reference).absolute()) if reference.endswith(".yaml") else reference
 
 

@@ -61,7 +61,10 @@ def _require_used(args: argparse.Namespace) -> None:
 
 
 def _best_use(args: argparse.Namespace) -> dict[str, Any]:
-    """Print, for a budget in FLOPs without devices, the size and tokens with the lowest loss by each scaling law."""
+    """Print, for a compute budget in FLOPs, the model size and number of tokens with the lowest loss under each scaling law.
+
+    Returns these values as `--json` prints them. It is used if no devices are given.
+    """
     from bessemer.plan import plan_request, run_cost, scaling_laws
 
     flops = plan_request.number(args.flops, "flops")
@@ -80,7 +83,7 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_for_a_cluster(args: argparse.Namespace) -> bool:
-    """Return True if the recipe names a device of the catalogue instead of this machine."""
+    """Return True if the recipe sets `cluster.device`; otherwise the plan is for this machine."""
     from bessemer.recipe import load
 
     # Short names may fix conflicts between keys, such as --batch for --set parallel.shard, so the recipe is read as a draft.
@@ -150,10 +153,10 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
 
 
 def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> list[str]:
-    """Return the options of a plan for this machine as `key=value` overrides of the recipe.
+    """Return the planning options (`requested`: value by short name) as `key=value` overrides of the recipe.
 
-    Raises InputError for options that only a cluster plan has, and for a recipe without a run, which a plan of this machine
-    needs.
+    It is used for a plan of this machine. Raises InputError for options that only a cluster plan has, and for a recipe
+    without [run].
     """
     from bessemer.plan import plan_request
     from bessemer.recipe import load
@@ -207,9 +210,10 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
-    """Return the request to plan, from a recipe and options or from options alone.
+    """Return the request to plan, from the recipe and the options or, without a recipe, from the options alone.
 
-    A budget determines the missing devices, tokens or model size.
+    `requested` maps the short names of options to their values. If a budget is given, it determines the number of devices,
+    of tokens or the model size, whichever is left open.
     """
     from bessemer.plan import budget, plan_request
     from bessemer.workflow.choose_layout import plan_request_of, planned

@@ -47,7 +47,10 @@ def corpus(args: argparse.Namespace) -> Any:
 
 
 def _sample(args: argparse.Namespace) -> Any:
-    """Clean a sample of documents without touching a run directory."""
+    """Run the corpus filters on a sample of documents, print the counts by reason, and return them.
+
+    It neither reads nor writes a run directory.
+    """
     from bessemer.common.errors import InputError
     from bessemer.corpus import dry_run
     from bessemer.recipe import load
@@ -97,7 +100,10 @@ def print_verdict(run: RunDirectory) -> None:
 
 
 def print_results(run: RunDirectory, *more: str) -> None:
-    """Print the result with its baselines, the paths of its files, and the next commands to try (`more` adds some)."""
+    """Print the score with its baselines, the paths of the run's files, and commands to try next.
+
+    `more` are commands to print after the usual ones.
+    """
     from rich.markup import escape
 
     from bessemer.report import data, planned, summary

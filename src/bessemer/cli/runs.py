@@ -54,12 +54,12 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
 
 
 def trusts_code(args: argparse.Namespace) -> bool | None:
-    """Return True if --trust-code is given; None for a command that loads no code."""
+    """Return True if --trust-code is given and False if not; None for a command that loads no code of the recipe."""
     return getattr(args, "trust_code", None)
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
-    """Return True if an override sets the name or the folder of a run."""
+    """Return True if an override (`--set`) sets `run.name` or `run.dir`."""
     return any(override.startswith(("run.name=", "run.dir=")) for override in args.overrides)
 
 
@@ -89,9 +89,9 @@ def open_run(args: argparse.Namespace) -> Session:
 
 
 def folder_of(name: str, overrides: list[str], command: str) -> RunDirectory:
-    """Return the run directory that a folder or a recipe names, whatever it holds so far.
+    """Return the run directory for `name`, which is its folder or a recipe, even if the run has not been trained.
 
-    Raises InputError if it is not a run directory.
+    `command` is the name of the command, for error messages. Raises InputError if it is not a run directory.
     """
     path = Path(name)
     if not path.is_dir():
@@ -116,7 +116,10 @@ def _nearby_runs(folder: Path) -> str:
 
 
 def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
-    """Open a trained run, and return it with its resolved recipe, changed by the overrides."""
+    """Open the trained run that `args.run` names, and return it with its resolved recipe.
+
+    Overrides (`--set`) change the recipe that is returned.
+    """
     from bessemer.recipe import load_resolved
     from bessemer.workflow.resume_policy import require_unedited
 
@@ -139,7 +142,10 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 
 
 def weights(args: argparse.Namespace, session: Session) -> Weights:
-    """Return the weights that a command uses. Raises InputError for invalid arguments."""
+    """Return which weights to use: the newest, those of the step in --step, or the mean of the last --average checkpoints.
+
+    Raises InputError if the arguments are invalid.
+    """
     from bessemer.checkpoint.selection import find_step
 
     count, wanted = getattr(args, "average", 1), args.of_step
@@ -159,7 +165,10 @@ def recipe_as_given(args: argparse.Namespace) -> str:
 
 
 def require_stage(args: argparse.Namespace, output: AnyPath, what: str, command: str) -> None:
-    """Raise InputError if the input of a command has not been made, before anything is derived."""
+    """Raise InputError unless the file or folder `output` exists, which an earlier stage writes.
+
+    The error calls the missing output `what`, such as "tokens", and suggests `bessemer COMMAND` with `command`.
+    """
     if not output.exists():
         recipe = recipe_as_given(args)
         raise InputError(
@@ -191,7 +200,7 @@ def corpus_statistics(run: RunDirectory) -> dict[str, Any]:
 
 
 def summary(session: Session) -> dict[str, Any]:
-    """Return a run as `--json` prints it: its stages, scores and results."""
+    """Return what `--json` prints for a run, by name: path, stages, corpus statistics, scores, report and export."""
     run = session.run
     values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}
     if run.evaluation.exists():

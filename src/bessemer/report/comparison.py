@@ -32,9 +32,9 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def write(path: Path, runs: Sequence[RunDirectory], verdict: str = "") -> Path:
-    """Write the comparison page of several runs atomically, with a verdict at its top.
+    """Write the HTML page that compares several runs to `path` atomically, with the sentence `verdict` at its top.
 
-    Without a verdict, the run with the best score is named. Raises InputError for a folder without files of a run.
+    Without a verdict, a sentence names the run with the best score. Raises InputError for a folder without files of a run.
     """
     named = name_runs([read(run) for run in runs], [run.path for run in runs])
     values = page_values(named)
@@ -44,7 +44,10 @@ def write(path: Path, runs: Sequence[RunDirectory], verdict: str = "") -> Path:
 
 
 def page_values(runs: Runs, points: int = POINTS) -> Json:
-    """Compute the headline, tables and figures of a comparison, by their names in the templates."""
+    """Return what the templates show of a comparison: headline, tables, figures and number of steps, by name.
+
+    Curves are reduced to at most `points` points.
+    """
     tables = {"headline": headline(runs), "differences": differences(runs), "outcome": results(runs)}
     num_steps = max(len(data.train) for data in runs.values())
     return {**tables, "figures": overlay_figures(runs, points), "num_steps": num_steps}
@@ -57,7 +60,10 @@ def name_runs(datas: Sequence[RunData], paths: Sequence[Path]) -> dict[str, RunD
 
 
 def headline(runs: Runs) -> str:
-    """Return a sentence that names the best run by the first held-out score that all runs have."""
+    """Return a sentence that names the best run by the first held-out score that all runs have.
+
+    The sentence only lists the scores if the held-out texts differ, and only counts the runs if they share no score.
+    """
     datas = runs.values()
     for metric in SCORES:
         values, by = scores(runs, metric.key)
@@ -77,10 +83,10 @@ def headline(runs: Runs) -> str:
 
 
 def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
-    """Return the score `name` of each run, and a note (else "") if these are from the last validations.
+    """Return the score `name` of each run, and the note that these scores are from validations, "" otherwise.
 
-    If a run has no final evaluation, the last validations of all runs are used. They may cover only part of the held-out
-    text.
+    The scores are those of the final evaluations. If a run has none, they are those of the last validation of each run,
+    which may cover only part of the held-out text.
     """
     final = [as_number(data.evaluation, name) for data in runs.values()]
     validations = [data.validation.last(name) for data in runs.values()]
@@ -90,7 +96,10 @@ def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
-    """Return a value that is equal for runs with the same held-out text: what is scored, and the size of each source."""
+    """Return a value that is equal for two runs if they seem to have the same held-out text.
+
+    It contains a phrase for the text that is scored, and the number of documents and bytes of each source.
+    """
     sources = as_object(data.manifest, "sources")
     texts = (as_object(sources, name, "heldout") for name in sources)
     return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
@@ -113,9 +122,9 @@ def differences(runs: Runs) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return True if a key belongs to an entry, such as a source, that one of the recipes lacks.
+    """Return True if a key is in a list entry, such as a source of the corpus, that one of the recipes lacks.
 
-    Of such entries only the name is listed as a difference.
+    The comparison lists only the names of such entries, not their other keys.
     """
     entry, closed, leaf = key.rpartition("].")
     is_everywhere = all(any(other.startswith(f"{entry}].") for other in one) for one in recipes)
@@ -192,7 +201,10 @@ def _shown_score(score: Json) -> str | None:
 
 
 def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
-    """Return a figure for each metric with the curves of all runs."""
+    """Return a figure for each metric that shows the curves of all runs, with at most `points` points per curve.
+
+    Runs whose losses have different units get separate figures of the loss.
+    """
     units = list(dict.fromkeys(data.loss_unit for data in runs.values()))
     figures = []
     for number, unit in enumerate(units):  # losses of different objectives are not comparable
@@ -207,12 +219,15 @@ def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
 
 
 def _of_unit(runs: Runs, unit: str) -> Runs:
-    """Return the runs with those replaced by empty ones whose loss has another unit, because it is not comparable."""
+    """Return the runs, with each run whose loss is in another unit replaced by an empty one of the same name."""
     return {name: data if data.loss_unit == unit else RunData(name) for name, data in runs.items()}
 
 
 def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
-    """Yield the metrics of task scores during training, except tasks whose data differs between runs or changed."""
+    """Yield a metric for each score of each task that was measured during training.
+
+    A task is left out if its data differs between the runs or changed during one.
+    """
     for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
             contents = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])

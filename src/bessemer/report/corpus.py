@@ -16,7 +16,10 @@ NUM_NEAR, NUM_ENDS = 8, 4  # documents shown near the score threshold, and at ea
 
 
 def reasons(data: RunData) -> list[Json]:
-    """Return the documents and bytes that each reason rejected over all sources, and examples with their source."""
+    """Return one dict per rejection reason, summed over all sources, in the order of the filters.
+
+    Its keys are `name`, `count` (documents), `bytes` and `examples`, a list of (example, source name).
+    """
     sources = as_objects(data.statistics, "sources")
     names = dict.fromkeys(as_object(data.statistics, "totals", "rejected"))  # in the order of the filters
     for source in sources:
@@ -31,7 +34,7 @@ def reasons(data: RunData) -> list[Json]:
 
 
 def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
-    """Return (name, documents in, documents rejected) of each filter step, over all sources."""
+    """Return (filter name, documents in, documents rejected) for each filter, summed over the given sources."""
     rows = [row for source in sources for row in as_objects(source, "steps")]
     rejected = _sums(rows, "step", "rejected")
     return [(name, came, rejected[name]) for name, came in _sums(rows, "step", "documents_in").items()]
@@ -60,7 +63,10 @@ def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
 
 
 def clusters(statistics: Json) -> list[tuple[str, float]]:
-    """Return (sizes as text, number of clusters of duplicates) with sizes grouped by powers of two from 2."""
+    """Return (size range as text, number of clusters) of the clusters of duplicate documents.
+
+    The size of a cluster is its number of documents. The ranges are 2 to 3, 4 to 7, 8 to 15 and so on.
+    """
     groups: defaultdict[int, float] = defaultdict(float)
     rows = as_objects(statistics, "duplicates", "clusters")
     for documents, number in _sums(rows, "documents", "clusters").items():
@@ -69,14 +75,20 @@ def clusters(statistics: Json) -> list[tuple[str, float]]:
 
 
 def near_duplicates(statistics: Json) -> list[tuple[str, float]]:
-    """Return the number of near-duplicates by their Jaccard similarity to the document that is kept."""
+    """Return (similarity range as text, number of near-duplicates) for each range that has any.
+
+    It is the Jaccard similarity of the rejected document to the one that is kept.
+    """
     bins = as_objects(statistics, "duplicates", "jaccard")
     points = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
     return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in points if documents > 0]
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
-    """Return (lower end of length in characters, documents kept, documents rejected); empty if none was rejected."""
+    """Return (minimum length in characters, documents kept, documents rejected) for each range of document lengths.
+
+    The list is empty if no document was rejected.
+    """
     kept, rejected = (
         _sums((row for source in sources for row in as_objects(source, name)), "from_characters", "documents")
         for name in ("length_histogram", "length_histogram_rejected")
@@ -93,7 +105,10 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
 
 
 def scored_examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
-    """Return example documents with their quality scores, by title: those nearest to the threshold, the best and the worst."""
+    """Return (quality score, example document) of a few documents in three groups, by the title of the group.
+
+    The groups are the documents nearest to the threshold, those with the highest and those with the lowest scores.
+    """
     limit = as_number(data.quality, "use", "threshold")
     rows = as_objects(data.quality, "examples")
     scored = [(score, row) for row in rows if (score := as_number(row, "score")) is not None]

@@ -33,7 +33,10 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
 
 
 def thin_figure(figure: Figure, points: int) -> Figure:
-    """Return a figure whose curves have at most `points` points each."""
+    """Return a figure whose curves have at most `points` points each.
+
+    A trace with the key `smoothed` is replaced by one trace per position of the page's smoothing control.
+    """
     traces = []
     for trace in figure["traces"]:
         x, y = trace["x"], trace["y"]
@@ -46,7 +49,7 @@ def thin_figure(figure: Figure, points: int) -> Figure:
 
 
 def smoothing_labels(points: int) -> list[str]:
-    """Return the label of each position of the smoothing control."""
+    """Return the label of each position of the page's smoothing control for curves with `points` points."""
     return ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
 
 
@@ -111,7 +114,10 @@ def _predicted(data: RunData) -> list[Block]:
 
 
 def _incident_points(data: RunData, loss: Column) -> Block:
-    """Return a trace with a marker on the curve `loss` for each listed incident; a click opens the row of the incident."""
+    """Return a trace with a marker at the step of each incident in the report's table, at the height of the curve `loss`.
+
+    Clicking a marker opens the incident's row in the table.
+    """
     listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
     points = [(step, number) for step, number in listed if step is not None]
     finite = np.isfinite(loss)
@@ -147,7 +153,10 @@ def _bits_per_byte(data: RunData) -> Figure | None:
 
 
 def _scored_text(data: RunData) -> str:
-    """Explain why the curve differs from the headline score, if validations read only part of the held-out text."""
+    """Return a sentence on why the validation curve differs from the final score; "" if both use the same text.
+
+    They differ if validations read only the first `evaluate.max_tokens` held-out tokens.
+    """
     whole = as_number(data.evaluation, "tokens")
     limit = as_number(data.recipe, "evaluate", "max_tokens")
     if not whole or not limit or whole <= limit:
@@ -188,7 +197,11 @@ def _tasks(data: RunData, score: str) -> Figure | None:
 
 
 def _layers(data: RunData, key: str) -> Figure | None:
-    """Return the figure of a layer statistic, for at most six blocks or for each kind of weights."""
+    """Return the figure of a statistic that is logged per block or per weight matrix; None if it was not logged.
+
+    A statistic per block shows at most six evenly spaced blocks, and one per matrix the mean over the blocks for each kind
+    of matrix. `key` is the statistic's key in metrics.jsonl.
+    """
     by_name, words = data.inside.groups.get(key, {}), parts.words(key)
     metric = LAYER_METRICS.get(key) or Metric(f"layers-{key}", parts.capitalised(words), words, key, ".3g")
     shown, note = _by_kind(by_name), ""
@@ -210,7 +223,7 @@ def _layers(data: RunData, key: str) -> Figure | None:
 
 
 def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
-    """Average groups of weights of one kind, such as `3.mlp` and `4.mlp`, over the blocks."""
+    """Average a statistic over the blocks for each kind of weight matrix, so `3.mlp` and `4.mlp` become `mlp`."""
     kinds: dict[str, list[Column]] = {}
     for name, values in by_name.items():
         kinds.setdefault(name.rpartition(".")[2], []).append(values)
@@ -220,7 +233,16 @@ def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
 def step_figure(
     name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = ""
 ) -> Figure | None:
-    """Return a figure with steps on the x axis; None if it has no points."""
+    """Return a figure with training steps on the horizontal axis; None if its traces have no points.
+
+    Args:
+        name: Id of the figure.
+        title: Title above the figure.
+        unit: Title of the vertical axis.
+        traces: Curves, each with steps as `x`.
+        yaxis: Plotly settings of the vertical axis.
+        note: Text below the figure.
+    """
     ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
@@ -232,9 +254,16 @@ def step_figure(
 def curve(
     name: str, x: Column, y: Column, ink: str, hover: str = ".4f", *, marked: bool = False, **style: Any
 ) -> Block:
-    """Return a trace with all points of a curve, for `thin_figure` to reduce.
+    """Return a plotly trace with all finite points of a curve. `thin_figure` later reduces their number.
 
-    A trace with the key `smoothed` becomes one curve per position of the smoothing control.
+    Args:
+        name: Name in the legend.
+        x: Steps.
+        y: Values.
+        ink: Colour, a name of style.css.
+        hover: Format of a value in the hover label, in the syntax of d3.
+        marked: True to also draw a marker at each point, if there are at most 60.
+        style: Other arguments of `parts.trace`.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     trace = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
@@ -248,7 +277,10 @@ def _level(name: str, x: Column, value: float, hover: str) -> Block:
 
 
 def _window(share: float, points: int) -> int:
-    """Return a smoothing window of 4n + 1 points, which two means over 2n + 1 points each cover."""
+    """Return the length of a smoothing window, 4n + 1 points, nearest to the fraction `share` of a curve of `points` points.
+
+    `smooth` applies it as a mean over 2n + 1 points, twice.
+    """
     return 4 * max(round(share * points / 4), 1) + 1
 
 

@@ -97,7 +97,7 @@ class Curves:
         return len(self.step)
 
     def column(self, name: str, group: str = "") -> Column | None:
-        """Return a column, or a named column of a group; None if it has no finite value."""
+        """Return the column of key `name`, in the object `group` if not empty; None if it has no finite value."""
         values = (self.groups.get(group, {}) if group else self.columns).get(name)
         return values if values is not None and bool(np.isfinite(values).any()) else None
 
@@ -117,19 +117,21 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunData:
-    """Contents of one run directory as values; empty values mean missing files.
+    """Contents of one run directory. Missing files give empty values.
+
+    Fields without a description have the content of the JSON file of their name.
 
     Attributes:
-        recipe: The recipe without its secrets.
-        recipe_text: Text of the recipe without its secrets.
-        train: Training lines of metrics.jsonl. `validation` and `tasks` are those of these kinds.
-        inside: Statistics of layers.
-        ranks: Times of each rank.
+        recipe: The recipe without its secrets; `recipe_text` is its TOML text.
+        train: Lines of kind `train` of metrics.jsonl. `validation`, `inside` (statistics of layers), `ranks` (times of each
+            rank) and `tasks` have those of the other kinds.
         gated: Description of the text that the token gate masks; empty if none.
-        peak_memory: Peak bytes of the fullest process since the last start that logged any.
+        peak_memory: Peak bytes of the process with the highest peak since the last start that logged any.
         forks: Training lines that each rollback undid.
-        last_lines: Last line of metrics.jsonl of each kind without columns.
-        notes: Problems found in the files, for the reader.
+        times: Summary of the sessions of the run with their stops and restarts.
+        samples: Lines of generated text. `last_lines` has the last line of each remaining kind.
+        last_time: ISO time of the last line.
+        notes: Problems found in the files, as sentences for the reader.
     """
 
     name: str
@@ -414,7 +416,7 @@ def _forks(path: Path) -> list[Curves]:
 
 
 class _LogColumns:
-    """A builder of `Curves` from log lines: one column per number, or per number in an object of a line."""
+    """A builder of `Curves` from log lines."""
 
     def __init__(self) -> None:
         self.step = array("d")

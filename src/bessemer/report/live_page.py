@@ -49,9 +49,10 @@ class LivePage:
         self._made: dict[int | None, tuple[str, Json]] = {}
 
     def state(self, run: int | None = None, since: str = "") -> Json:
-        """Return the version, fragments and figures of one run, or of all side by side if `run` is None.
+        """Return a dict with the version of the page and its content, as `_make` returns it.
 
-        If the version is still `since`, only the version is returned. Checking an unchanged page costs one `stat` per file.
+        `run` is the index of the run to show; None shows all side by side. The version changes if a file of a run does. If
+        it still equals `since`, only the version is returned.
         """
         with self._lock:  # clients of the same page share one rendering
             files = [(*one.versions(), file_version(one.run.log), one.run.is_locked()) for one in self._readers]
@@ -63,11 +64,15 @@ class LivePage:
             return {"version": version, **self._made[run][1]}
 
     def document(self, run: int | None = None) -> str:
-        """Return the whole page with its fragments filled in, so that it is readable before any script runs."""
+        """Return the whole HTML page of one run (None: of all), readable before any script runs."""
         return environment().get_template("live.html").render(self.state(run))
 
     def _make(self, number: int | None) -> Json:
-        """Return the version, fragments and figures of one run, or of all side by side for None."""
+        """Return the content of the page for the run with index `number`, or for all side by side if it is None.
+
+        The dict has the HTML `fragments` and the `figures` by name, `sections` for the navigation, the `name` of the runs,
+        `live` (True if one is active) and `last`, the time of the last progress.
+        """
         page: Json = {"sections": [], "figures": []}
         runs = read_runs(self._readers)
         shown, fragments = runs if number is None else [runs[number]], FRAGMENTS

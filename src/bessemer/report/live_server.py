@@ -45,7 +45,10 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, runs: Sequence[RunDirectory], port: int | None = None) -> None:
-        """Listen on `port`; None: on PORT, or a free port if it is taken. Raises InputError if `port` is not available."""
+        """Listen on `port`; None: on the default port or, if it is taken, on any free one.
+
+        Raises InputError if `port` is not available.
+        """
         self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
         try:
             super().__init__((HOST, PORT if port is None else port), _Handler)

@@ -20,23 +20,23 @@ PERCENT = {**FROM_ZERO, "ticksuffix": "%"}
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that metrics.jsonl logs, and how it is drawn.
+    """A number that metrics.jsonl logs, and how the report draws it.
 
     Attributes:
         id: Id of its figure.
         title: Title of the figure.
         unit: Title of the vertical axis.
-        key: Key of the number in a line.
-        hover: Format of a value, in the syntax that d3 and Python share if `shown` is called.
+        key: Key of the number in a line of metrics.jsonl.
+        hover: Format of a value in d3's syntax. `shown` needs a format that Python's `format` reads too.
         name: Name of its curve.
-        axis: Settings of the vertical axis in plotly's terms.
-        lines: Field of RunData that holds the lines.
-        group: Key of the object that holds `key`; empty for a number of the line itself.
-        divisor: Key of the number to divide by; empty for none.
-        factor: Factor that converts to the unit.
+        axis: Plotly settings of the vertical axis.
+        lines: Field of RunData that holds the lines, such as `train`.
+        group: Key of the object in the line that holds `key`; empty if the line itself does.
+        divisor: Key of a number in the line to divide by; empty for none.
+        factor: Factor that converts the number to the unit.
         level: Name of a horizontal reference line.
-        level_at: Field of RunData, then keys, of the reference value.
-        best: Function that selects the best of several values.
+        level_at: Where RunData holds the reference line's value: the field, then nested keys. Empty for no line.
+        best: `min` or `max`, which selects the best of several values.
     """
 
     id: str

@@ -30,7 +30,13 @@ def render(plan: PlanResult, *, name: str) -> str:
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
-    """Return the page of a plan for this machine as HTML, from plan.json and its rows for the terminal."""
+    """Return the page of a plan for this machine as HTML.
+
+    Args:
+        plan: Content of plan.json.
+        rows: The plan's values as text, by the label that the command line prints.
+        name: Name of the run, for the title.
+    """
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
     origin = f"step time: {plan['step_seconds_from']}"
@@ -47,15 +53,24 @@ def compose(
 ) -> str:
     """Return the page of a plan as HTML.
 
-    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `table` has `rows`, the plan's values by
-    name.
+    Args:
+        name: Name of the plan, for the title.
+        drawn: Data of the figures, as `figures.figure_series` of the planner returns it. Sections without data are left
+            out.
+        headline: Sentence at the top.
+        origin: Sentence on where the values come from.
+        notes: Sentences with warnings.
+        table: `rows`, the plan's values as text by label.
     """
     values = {"drawn": drawn, "layouts": layouts, **table}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
 def layouts(search: Json) -> Figure | None:
-    """Return the figure of speed over memory for the layouts that fit."""
+    """Return the figure of speed over memory for the layouts that fit; None for fewer than two.
+
+    `search` has the layouts as `rows` and the memory of a device in bytes as `capacity`.
+    """
     rows = search["rows"]
     if len(rows) < 2:
         return None

@@ -18,9 +18,9 @@ FEWEST = 3  # minimum number of steps for a median
 
 
 def steady_seconds(train: Curves, since: float) -> Column:
-    """Return the seconds of each steady full-batch step after step `since`; empty if there are too few.
+    """Return the time in seconds of each training step after step `since`, without warmup; empty if fewer than a few remain.
 
-    Steps at the start, and steps before the batch has grown to its full size, are left out.
+    Steps at the start, and steps before the global batch has grown to its full size, are left out.
     """
     seconds, rates = (train.columns.get(key, np.zeros(len(train))) for key in ("step_seconds", "tokens_per_second"))
     known = (train.step > since) & (seconds > 0) & (rates > 0)
@@ -71,9 +71,10 @@ def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
 
 
 def compare(data: RunData) -> Json:
-    """Compare a run's plan with its log; empty if either is missing or damaged.
+    """Compare a run's plan with its log as `against_measured` does; empty if either is missing or damaged.
 
-    If there are enough steps after the last resume, only these count, because an earlier process may have had another size.
+    If there are enough steps after the last resume, only these count, because an earlier session may have used another
+    number of processes.
     """
     resumed = int(number_or_0(data.last_lines, "resumed", "step"))
     for since in dict.fromkeys((resumed, 0)) if data.plan else ():

@@ -39,7 +39,10 @@ def confusion(data: RunData) -> list[tuple[str, list[float]]]:
 
 
 def document_names(value: Any) -> list[str]:
-    """Return the document names of an incident, listed directly or by sequence."""
+    """Return the distinct document names in an incident's field.
+
+    The field is a name, a list of names, or a dict or list of dicts with the names under `documents`.
+    """
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

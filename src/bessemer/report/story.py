@@ -35,9 +35,9 @@ def story(data: RunData) -> list[tuple[str, str]]:
 
 
 def _incidents(data: RunData) -> list[Event]:
-    """Return events for the incidents, except minor ones that were only recorded.
+    """Return events for the incidents, except minor ones that needed no action.
 
-    Consecutive incidents of one kind in one session are merged.
+    Consecutive incidents of one kind between two restarts become one event.
     """
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     restarts = as_objects(data.times, "restarts")
@@ -64,15 +64,18 @@ def _incidents(data: RunData) -> list[Event]:
 
 
 def _is_of(loss: float, stopped: float, began: float) -> bool:
-    """Return True if the loss of a process, recorded at time `loss`, caused the stop of a session at time `stopped`.
+    """Return True if the loss of a process was recorded between a session's stop and shortly after the next session's start.
 
-    All arguments are in seconds since the epoch; `began` is the start of the next session.
+    Then it caused the stop. `loss`, `stopped` and `began` are these three times in seconds since the epoch.
     """
     return stopped - 1.0 <= loss <= began + NOTED_SECONDS
 
 
 def _stops(data: RunData) -> list[Event]:
-    """Return events for stops, with their cause, and restarts. A loss that the launcher recorded is already an incident."""
+    """Return events for the stops of the run, with their cause, and for its restarts.
+
+    A stop caused by a lost process is left out, because `_incidents` has an event for it.
+    """
     losses = [seconds_of(row.get("time")) for row in data.incidents if as_text(row, "what") in LOSSES]
     events = []
     for restart in as_objects(data.times, "restarts"):

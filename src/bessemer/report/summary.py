@@ -92,7 +92,10 @@ def finished(data: RunData) -> bool:
 
 
 def score(data: RunData, name: str, group: str = "") -> float | None:
-    """Return a score of the final evaluation, else of the last validation; None if the objective does not have it."""
+    """Return a score of the final evaluation or, without one, of the last validation; None if neither has it.
+
+    `group` is the key of the object that holds the score `name`, such as a score by source; "" for a score of all text.
+    """
     value = as_number(data.evaluation, *filter(None, (group, name)))
     return data.validation.last(name, group) if value is None else value
 

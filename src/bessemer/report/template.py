@@ -91,9 +91,18 @@ def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
     tiles: Sequence[Tile] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
-    """Render a page: its header, and the sections that `template` makes from `values`.
+    """Render an HTML page: a header, the sections that the template makes from `values`, and the figures.
 
-    Sections add their titles for the navigation, and the figures that script.js draws, to `page`.
+    Args:
+        template: File name of the template.
+        name: Name of the run or plan, for the title.
+        kind: Kind of page, such as "plan", for the title.
+        headline: Sentence at the top.
+        values: Variables of the template. It also gets `page`, to which it adds its section titles and figures.
+        origin: Sentence on where the values come from.
+        notes: Sentences with warnings.
+        tiles: Key figures at the top.
+        status: State of a run in training; None for other pages.
     """
     page: Json = {"sections": [], "figures": []}
     body = environment().get_template(template).render(page=page, **values)
@@ -110,7 +119,7 @@ def render_page(
 
 @cache
 def page_file(name: str) -> str:
-    """Return style.css or script.js of this package, or plotly.js."""
+    """Return the text of style.css or script.js from this package, or of plotly.js from the plotly library."""
     if name == "plotly.js":
         from plotly.offline import get_plotlyjs
 
