@@ -27,16 +27,18 @@ Message = dict[str, Any]
 
 
 def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
-    """Return the conversation of a record as JSON.
+    """Check the conversation in a record and return it as JSON text.
+
+    The JSON is the list of messages, or an object with `messages` and the template's other inputs if `record` has any.
 
     Args:
-        value: A list of messages {"role", "content"}, or {"from", "value"} in ShareGPT's format. Other fields of a message
-            are kept for the template.
-        record: The other fields of the record. `tools`, `documents` and `chat_template_kwargs` are passed to the template.
-            `system` or `system_prompt` becomes the first message.
+        value: A list of messages {"role", "content"}, or {"from", "value"} in ShareGPT's format. Other fields of a
+            message are kept for the chat template.
+        record: The other fields of the record. `tools`, `documents` and `chat_template_kwargs` are passed to the
+            template. `system` or `system_prompt` becomes the first message. Further fields are ignored.
 
     Raises:
-        ValueError: The conversation is invalid; the message tells why.
+        ValueError: The conversation is invalid; the error's text tells why.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"expected a list of messages, got {str(value)[:60]!r}")
@@ -56,9 +58,9 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
 
 
 def _input(key: str, value: object) -> object:
-    """Check a field of a record that the template gets, and parse it if it is JSON text.
+    """Return the value of a record's field that the chat template reads, parsed if it is JSON text.
 
-    `tools` and `documents` are lists of objects, and `chat_template_kwargs` is an object.
+    Raises ValueError unless `tools` and `documents` are lists of objects and `chat_template_kwargs` is an object.
     """
     data = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     options = [data] if key == OPTIONS else data
@@ -70,15 +72,16 @@ def _input(key: str, value: object) -> object:
 
 
 def is_trained(message: Message) -> bool:
-    """Return False for a message with `train` false or a `weight` of 0, which is excluded from the loss."""
+    """Return whether a message counts in the loss. One with `train` false or a `weight` of 0 does not."""
     return message.get("train") is not False and message.get("weight") != 0
 
 
 def pair(questions: list[object], answer: object) -> list[Message]:
     """Return a user message with the question and an assistant message with the answer.
 
-    `questions` are the parts of one question, such as an instruction and its input. Those with text are joined by a blank
-    line. Raises ValueError if a part is not text or none has text.
+    `questions` are the parts of one question, such as an instruction and its input. Parts that are None or blank are
+    skipped, and the others are joined by a blank line. Raises ValueError if a part is of another type, or if all are
+    skipped.
     """
     if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
         raise ValueError(f"a part of the question is {type(strange).__name__}; expected text")
@@ -89,13 +92,19 @@ def pair(questions: list[object], answer: object) -> list[Message]:
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """Parse the JSON of a conversation into an object with `messages` and the other inputs of the template."""
+    """Parse a conversation's JSON text, a list of messages or an object, and return an object with `messages`.
+
+    The object may have other inputs of the chat template, such as `tools`.
+    """
     data = json.loads(text)
     return {"messages": data} if isinstance(data, list) else data
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a field of a message with `change` applied to each string in it, except ids and types."""
+    """Return a JSON value with `change` applied to each string in it, at any depth, except those under the keys LABELS.
+
+    LABELS are the keys of ids and types.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -106,20 +115,23 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def strings(value: object) -> list[str]:
-    """Return the strings in a field of a message."""
+    """Return all strings in a JSON value, at any depth, except those under the keys LABELS.
+
+    LABELS are the keys of ids and types.
+    """
     texts: list[str] = []
     changed(value, lambda part: texts.append(part) or part)  # type: ignore[func-returns-value]
     return texts
 
 
 def contents(text: str) -> str:
-    """Return the text of a conversation: contents, reasoning and tool calls."""
+    """Return the text of a conversation in JSON: contents, reasoning and tool calls, joined by line breaks."""
     fields = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
     return "\n".join(part for part in strings(fields) if part)
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
-    """Return the JSON of a conversation with `change` applied to contents, reasoning and tool calls."""
+    """Return a conversation's JSON with `change` applied to each string of contents, reasoning and tool calls."""
     record = record_in(text)
     for message in record["messages"]:
         for key in message.keys() & {*SPOKEN}:
@@ -128,7 +140,10 @@ def with_contents(text: str, change: Callable[[str], str]) -> str:
 
 
 def with_strings(text: str, change: Callable[[str], str]) -> str:
-    """Return the JSON of a conversation with `change` applied to every string, except ids and types."""
+    """Return a conversation's JSON with `change` applied to every string except those under the keys LABELS.
+
+    LABELS are the keys of ids and types.
+    """
     return _as_text(changed(json.loads(text), change))
 
 
@@ -162,7 +177,10 @@ def _message(value: object, number: int) -> Message:
 
 
 def _text_part(part: object, where: str) -> str:
-    """Return the text of one part of a message whose content is a list."""
+    """Return the text of one element of a message's `content` list.
+
+    Raises ValueError if the element is not text. `where` names the message in the error.
+    """
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":

@@ -20,7 +20,7 @@ class Reject(NamedTuple):
     """The reason why a filter rejects a document.
 
     Attributes:
-        reason: One word for the reason, for a filter with several.
+        reason: One word for the reason; "" for a filter that has only one.
         detail: The measured value, or the text that caused the rejection.
     """
 
@@ -30,27 +30,42 @@ class Reject(NamedTuple):
 
 @dataclass(slots=True)
 class Document:
-    """A document that a reader yields. It has text, or the reason why there is none."""
+    """A document that a reader yields. It has text, or the reason why there is none.
 
-    key: str  # position in the file: "" for a whole file, else a record number, a byte offset or a name
-    num_bytes: int  # bytes of the input that hold this document
+    Attributes:
+        key: Position in the file: "" for a whole file, else a record number, a byte offset or a name.
+        num_bytes: Number of input bytes that hold this document.
+        text: The text, which filters may edit.
+        reason: Reason of the rejection; None for a document that is kept.
+        detail: The measured value, or the text that caused the rejection.
+        metadata: Other facts about the document, such as its URL, by name.
+        label: Class label that the source gives the document; "" for none.
+        source: Name of the source.
+        path: Name of its file in the corpus.
+        format: Format of its file.
+        language: ISO 639 code; "" if the language was not identified.
+        counts: (table, key, amount) to add to the statistics; see `count`.
+    """
+
+    key: str
+    num_bytes: int
     text: str = ""
     reason: str | None = None
     detail: str = ""
     metadata: dict[str, object] = field(default_factory=dict)
-    label: str = ""  # class label that the source gives the document; "" for none
+    label: str = ""
     source: str = ""
-    path: str = ""  # name of its file in the corpus
-    format: str = ""  # format of its file
-    language: str = ""  # ISO 639 code; "" if the language was not identified
-    counts: list[tuple[str, str, int]] = field(default_factory=list)  # (table, key, amount) to add to the statistics
+    path: str = ""
+    format: str = ""
+    language: str = ""
+    counts: list[tuple[str, str, int]] = field(default_factory=list)
 
     def reject(self, reason: str, detail: str = "") -> None:
         """Reject the document for a reason. Later filters do not see it."""
         self.reason, self.detail = reason, detail
 
     def count(self, table: str, key: str, amount: int = 1) -> None:
-        """Add an amount to a count of the statistics, for example `count("personal_data", "email", 2)`."""
+        """Add `amount` to the count `key` in a table of the statistics, for example `count("personal_data", "email", 2)`."""
         self.counts.append((table, key, amount))
 
 
@@ -64,5 +79,5 @@ def identity(source: str, path: str, key: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace unpaired surrogates by escapes, so that UTF-8 can encode the text."""
+    """Replace unpaired surrogates by backslash escapes, so that UTF-8 can encode the text."""
     return text.encode("utf-8", "backslashreplace").decode()

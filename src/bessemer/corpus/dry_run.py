@@ -30,10 +30,14 @@ EXCERPT_CHARACTERS = 160
 
 
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
-    """Pass about `count` documents, equally many of each source, through the corpus stage.
+    """Pass about `count` documents, equally many of each source, through the corpus stage and return the results.
 
-    Returns `documents` (read), `kept`, `sources` with rows as in statistics.json, `reasons` with the meaning of each reason,
-    and `counts` of the filters by table and key. Raises InputError like building the corpus.
+    Raises InputError like building the corpus.
+
+    Returns:
+        A dict with the numbers of `documents` read and `kept`, `sources` (rows as in statistics.json), `reasons`
+            (reason -> its meaning and advice, for filters of the recipe), and `counts` (counts of the filters by table
+            and key).
     """
     listings = listings_of(corpus)
     dedup = corpus.dedup.changed(against=(), keep="longest")
@@ -64,7 +68,10 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
 
 
 def _partitions(corpus: Corpus, listings: dict[str, Listing], count: int, work: Path) -> list[Partition]:
-    """Return one partition per source, each of which reads equally many documents from parts all over its files."""
+    """Return one task per source that reads equally many documents from parts all over the source's files.
+
+    `count` is the number of documents of all sources, and `work` the folder where the tasks write.
+    """
     partitions, wanted = [], max(count // len(listings), 1)
     budget = max(wanted * BYTES_EACH, LEAST_BYTES)
     for number, source in enumerate(corpus.sources):
@@ -76,7 +83,7 @@ def _partitions(corpus: Corpus, listings: dict[str, Listing], count: int, work: 
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
-    """Format the result as lines for the terminal."""
+    """Yield lines for the terminal that show the result of `dry_run`."""
     yield f"{result['kept']:,} of {counted(result['documents'], 'document')} would be kept"
     for source in result["sources"]:
         num_read = source["documents_in"]

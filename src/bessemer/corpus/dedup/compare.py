@@ -32,10 +32,13 @@ Sets: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 
 @dataclass(frozen=True)
 class PairTask(task.DedupTask):
-    """Base class for the tasks that compare candidate pairs of documents, one task per part."""
+    """Base class for the tasks that compare candidate pairs of documents, one task per part of the corpus."""
 
     def pairs(self, end: str) -> np.ndarray:
-        """Return the candidate pairs (sorted records of PAIR) whose `end` document, "first" or "second", is in this part."""
+        """Return the candidate pairs whose "first" or "second" document, as `end` says, is in this part.
+
+        The pairs are sorted, distinct records of PAIR, which hold two document numbers.
+        """
         waiting, num_waiting = [np.empty(0, task.PAIR)], 0
         for number in range(num_key_ranges(self.plan)):
             part = self.gather("CandidatePairs", range(number, number + 1), end, task.PAIR)
@@ -50,10 +53,10 @@ class PairTask(task.DedupTask):
 
 @dataclass(frozen=True)
 class SendSets(PairTask):
-    """A task that writes the shingle sets of a part's documents in candidate pairs, for the tasks that compare them.
+    """A task that writes the shingle sets of those documents of one part of the corpus that are in candidate pairs.
 
-    A pair is compared in the part of its first document. So the sets of first documents go to this part, and those of second
-    documents to the part of the first.
+    `CompareSets` compares a pair in the part that has the pair's first document. Both sets of a pair are therefore
+    written for that part. Without `corpus.dedup.verify`, MinHash signatures are written instead of sets.
     """
 
     part: AnyPart
@@ -80,10 +83,10 @@ class SendSets(PairTask):
         return {}
 
     def _sets(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (rows, sets, lengths) for chunks of `rows`, ascending row numbers of documents in this part.
+        """Yield (rows, hashes, lengths) for consecutive chunks of `rows`, ascending row numbers of documents in this part.
 
-        `sets` has the shingle hashes of these documents, concatenated, and `lengths` their number in each document. Without
-        `verify`, signatures take the place of shingle hashes.
+        `hashes` has the shingle hashes of the chunk's documents, concatenated, and `lengths` the number of hashes of
+        each document. Without `verify`, the values of MinHash signatures take the place of shingle hashes.
         """
         if not self.plan.settings.verify:
             yield from self._signatures(rows)
@@ -97,7 +100,7 @@ class SendSets(PairTask):
             first += table.num_rows
 
     def _signatures(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Like `_sets`, but yield the stored signatures of the documents."""
+        """Yield (rows, values, lengths) like `_sets`, with the stored MinHash signatures of the documents."""
         width = num_hashes(self.plan.settings)
         with (self.result("DocumentKeys", self.number) / "signatures").open("rb") as file:
             for start in range(0, len(rows), CHUNK):
@@ -109,9 +112,10 @@ class SendSets(PairTask):
 
 @dataclass(frozen=True)
 class CompareSets(PairTask):
-    """A task that compares the candidate pairs of a part and writes an edge (a record of EDGE) for each near duplicate.
+    """A task that compares the candidate pairs of one part of the corpus and writes an EDGE record per near duplicate.
 
-    It also passes on the edges between equal texts. Edges are spread evenly over the targets by document number.
+    It also copies the edges between equal texts. The output distributes edges over as many ranges as there are parts,
+    by a hash of the edge's larger document number.
     """
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -134,16 +138,20 @@ class CompareSets(PairTask):
             yield self._compared(some, own, self._sets(int(task.part_of(some["second"][0]))))
 
     def _sets(self, number: int) -> Sets:
-        """Return the shingle sets that the `SendSets` task of part `number` wrote for this part."""
+        """Return (documents, starts, hashes) that the `SendSets` task of part `number` wrote for this part.
+
+        The set of documents[i] is hashes[starts[i]:starts[i + 1]]. `documents` are records of SET.
+        """
         sender, kind = range(number, number + 1), "<u8" if self.plan.settings.verify else "<u4"
         sets = self.gather(SendSets.__name__, sender, "documents", SET)
         starts = np.append(0, np.cumsum(sets["length"]))
         return sets["document"], starts, self.gather(SendSets.__name__, sender, "sets", kind)
 
     def _compared(self, pairs: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
-        """Return edges for the pairs whose similarity is at least `min_jaccard`.
+        """Return an EDGE record for each pair with a similarity of at least `min_jaccard`.
 
-        `own` has the sets of the pairs' first documents, and `other` those of the second ones.
+        `own` has the shingle sets of the pairs' first documents, and `other` those of the second ones, both in the form
+        that `_sets` returns.
         """
         settings, similarity = self.plan.settings, np.empty(len(pairs))
         (mine, starts, values), (theirs, their_starts, their_values) = own, other

@@ -43,12 +43,12 @@ HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
 
 
 def num_hash_ranges(plan: task.DedupPlan) -> int:
-    """Return the number of `EqualTexts` tasks."""
+    """Return the number of ranges that text hashes are divided into, one per `EqualTexts` task; 0 without `exact`."""
     return plan.num_ranges(HASH_BYTES) if plan.settings.exact else 0
 
 
 def num_key_ranges(plan: task.DedupPlan) -> int:
-    """Return the number of `CandidatePairs` tasks."""
+    """Return the number of ranges that LSH band keys are divided into, one per `CandidatePairs` task; 0 without `minhash`."""
     return plan.num_ranges(KEY_BYTES * plan.settings.bands) if plan.settings.minhash else 0
 
 
@@ -57,10 +57,15 @@ def num_key_ranges(plan: task.DedupPlan) -> int:
 
 @dataclass(frozen=True)
 class DocumentKeys(task.DedupTask):
-    """A task that computes the keys of the documents in a part.
+    """A task that computes text hashes, MinHash signatures and sort keys of the documents in one part of the corpus.
 
-    It writes `documents.npy` (DOCUMENT), `salts.npy` (from `within`), `signatures` (uint32, row by row) and hashes by range.
-    Raises InputError if an identity of this corpus repeats, or if keep = "quality" has no scores.
+    It writes `documents.npy` (records of DOCUMENT), `salts.npy` (see `_salts`), `signatures` (uint32, one row per
+    document) and `hashes` (records of HASH, divided by range). Raises InputError if an identity of this corpus repeats,
+    or if keep = "quality" has no scores.
+
+    Attributes:
+        part: The documents.
+        step: The deduplication step, which computes the signatures that cleaning has not stored.
     """
 
     part: AnyPart
@@ -103,9 +108,10 @@ class DocumentKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class EqualTexts(task.DedupTask):
-    """A task that writes edges from the first of several equal texts to the others.
+    """A task that finds equal texts and writes an edge from the document to keep to each of its copies.
 
-    The first is the one that `keep` prefers, regardless of length. Edges go to the part of the copy.
+    The document to keep is the one that `corpus.dedup.keep` ranks first, regardless of length. The output divides edges
+    by the part of the corpus that has the copy.
     """
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -123,7 +129,11 @@ class EqualTexts(task.DedupTask):
 
 
 def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan) -> np.ndarray:
-    """Return the uint64 sort key of each document by `corpus.dedup.keep`. Of several duplicates the smallest key is kept."""
+    """Return the uint64 sort key of each document. Of several duplicates the one with the smallest key is kept.
+
+    Documents of earlier corpora come first, then the ranking by `corpus.dedup.keep` decides, then greater length.
+    `texts` give the lengths if the table has no column `characters`.
+    """
     settings, count = plan.settings, table.num_rows
     rank: np.ndarray = np.zeros(count, dtype=np.uint64)
     if settings.keep == "quality" and "quality" in table.column_names:
@@ -147,7 +157,7 @@ def _strings(table: pa.Table, name: str) -> list[str]:
 
 
 def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
-    """Return a 32-bit number per document, equal for documents that `corpus.dedup.within` compares with each other."""
+    """Return a 32-bit number per document. Only documents with equal numbers are compared, as `corpus.dedup.within` sets."""
     groups = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
     if settings.within == "crawl":
         crawls = map(CRAWL.search, _strings(table, "path"))
@@ -157,9 +167,9 @@ def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
 
 
 def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts: np.ndarray) -> np.ndarray:
-    """Return a record of HASH per document, with the 128-bit hash of its folded text and its salt.
+    """Return a HASH record per document: its DOCUMENT record and the 128-bit hash of its folded text, combined with its salt.
 
-    If `folded` is empty, the text hashes are those in the column `exact`.
+    If `folded` is empty, the text hashes are read from the table's column `exact`.
     """
     exact = [text_digest(text) for text in folded] if folded else table["exact"].to_pylist()
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
@@ -178,7 +188,7 @@ def _require_unique(names: np.ndarray) -> None:
 def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
     """Return the records of `entries` whose value in the field `key` occurs more than once, sorted by that value.
 
-    These are few, so callers sort the other fields only for them.
+    Most values occur once, so callers sort by further fields only the few records that remain.
     """
     by_key = np.argsort(entries[key])
     _, sizes = task.runs(entries[key][by_key])
@@ -190,7 +200,10 @@ def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BandKeys(task.DedupTask):
-    """A task that writes the band keys of a part's documents by range, without copies and texts shorter than a shingle."""
+    """A task that computes the LSH band keys of the documents in one part of the corpus and writes them divided by key range.
+
+    It skips copies of other documents and texts that are shorter than one shingle.
+    """
 
     def make(self, folder: Path) -> dict[str, int]:
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
@@ -217,10 +230,11 @@ class BandKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class CandidatePairs(task.DedupTask):
-    """A task that pairs each document of an LSH bucket with the bucket's first and up to REACH documents before it.
+    """A task that pairs the documents of each LSH bucket: each one with the bucket's first and with up to REACH before it.
 
-    Pairs are written twice, for the part of the first and of the second document. Two documents of earlier corpora form no
-    pair, because neither can be rejected.
+    Documents are in the order in which `corpus.dedup.keep` prefers them. Each pair is written twice, for the part of
+    the corpus that has its first document and for the part that has its second. Two documents of earlier corpora form
+    no pair, because neither can be rejected.
     """
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -246,7 +260,7 @@ class CandidatePairs(task.DedupTask):
 
 
 def unique_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the distinct pairs of document numbers, sorted."""
+    """Return the distinct pairs (first[i], second[i]) of document numbers as sorted records of PAIR."""
     by_pair = np.lexsort((second, first))
     first, second = first[by_pair], second[by_pair]
     once = task.is_new(first, second)

@@ -40,7 +40,10 @@ REPEATED = "repeated"
 
 @dataclass(frozen=True)
 class LineKeys(task.DedupTask):
-    """A task that writes hashes of all lines with at least `line_words` words, by range."""
+    """A task that writes the hash and number of each line with at least `line_words` words in one part of the corpus.
+
+    The output is records of KEY, divided by range of hashes.
+    """
 
     part: AnyPart
 
@@ -68,7 +71,11 @@ class LineKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class RepeatedLines(task.DedupTask):
-    """A task that writes the numbers of the repeated lines in a range of hashes, except those of earlier corpora."""
+    """A task that writes the numbers of the lines of this corpus whose hash, in one range of hashes, occurs earlier.
+
+    Lines of earlier corpora count as occurring before all others. `num_own` is the number of parts of this corpus,
+    which come before the parts of earlier corpora.
+    """
 
     num_own: int  # number of parts of this corpus
 
@@ -86,7 +93,10 @@ class RepeatedLines(task.DedupTask):
 
 @dataclass(frozen=True)
 class JudgeLines(VerdictTask, task.DedupTask):
-    """A task that cuts the repeated lines out of a part's documents and rejects documents that become too short."""
+    """A task that cuts the repeated lines out of the documents in one part of the corpus.
+
+    It rejects documents that are then shorter than the rules of `corpus` allow.
+    """
 
     part: AnyPart
     corpus: Corpus
@@ -107,9 +117,10 @@ class JudgeLines(VerdictTask, task.DedupTask):
             check_stop()
 
     def _verdicts(self, table: pa.Table, ends: np.ndarray, repeated: np.ndarray) -> pa.Table:
-        """Return verdicts that cut the repeated lines out of a table's documents.
+        """Return a table of verdicts.SCHEMA that cuts the repeated lines out of the documents of `table`.
 
-        `ends` has the line number after the end of each document, and `repeated` the numbers of the lines to cut.
+        Documents that become too short are rejected. `ends` has, for each document, the number of the line after its
+        last one, and `repeated` the ascending numbers of the lines to cut.
         """
         rows, firsts = np.unique(np.searchsorted(ends, repeated, side="right"), return_index=True)
         sources = {source.name: source for source in self.corpus.sources}
@@ -128,7 +139,7 @@ class JudgeLines(VerdictTask, task.DedupTask):
 
 
 class LineStep(GlobalStep, Dedup):
-    """Cut out lines that occur earlier in this corpus or in an earlier corpus."""
+    """Cut out lines that occur earlier in this corpus, or anywhere in a corpus of `corpus.dedup.against`."""
 
     name = "lines"
     action = "finding repeated lines"
@@ -139,7 +150,10 @@ class LineStep(GlobalStep, Dedup):
         return self.lines
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
-        """Return the numbers of edited documents, cut spans and removed characters."""
+        """Cut repeated lines out of all documents, and return the counts of CUT for statistics.json.
+
+        They are the numbers of edited documents, cut character ranges and removed characters. `report` is not used.
+        """
         parts = [*documents.parts, *task.earlier_parts(self)]
         every = replace(documents, parts=parts, made_of=digest("lines 2", documents.made_of))
         plan = task.DedupPlan(self, (), len(every.parts), sum(every.sizes))
@@ -150,9 +164,10 @@ class LineStep(GlobalStep, Dedup):
 
 
 def _spans(lines: list[str], numbers: np.ndarray) -> Spans:
-    """Return the character ranges to cut so that the lines with these numbers disappear, adjacent ones as one range.
+    """Return the character ranges [start, end) whose removal deletes the lines with indices `numbers` from a text.
 
-    A range includes the line break after its lines, or the one before them at the end of the text.
+    `lines` are all lines of the text. Adjacent lines form one range. It includes the line break after its lines, or the
+    one before them at the end of the text.
     """
     starts = np.append(0, np.cumsum([len(line) + 1 for line in lines])).tolist()
     whole, runs = starts[-1] - 1, np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)

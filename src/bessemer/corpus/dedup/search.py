@@ -44,9 +44,10 @@ GROUP_BYTES = 6 * task.EDGE.itemsize  # memory per edge in ChooseKeepers
 
 @dataclass(frozen=True)
 class GroupTask(task.DedupTask):
-    """A task on one of `num_groups` groups of documents or of connected components of similar documents.
+    """Base class for a task on one of `num_groups` groups of documents or of connected components of similar documents.
 
-    The files it reads have one target per part, because they are written before the number of groups is known.
+    The number of groups is known only after its input files are written. They are therefore divided into as many ranges
+    as there are parts of the corpus, and a task reads several adjacent ranges.
     """
 
     num_groups: int
@@ -57,15 +58,15 @@ class GroupTask(task.DedupTask):
         return range(start, end)
 
     def write_groups(self, path: Path, numbers: np.ndarray, values: np.ndarray) -> None:
-        """Write values[i] for the task of the group that document numbers[i] belongs to."""
+        """Write values[i] to a file for the `GroupTask` that handles document numbers[i]."""
         write_split(path, self.plan.num_parts, task.spread(numbers, self.plan.num_parts), values)
 
 
 @dataclass(frozen=True)
 class FindComponents(GroupTask):
-    """A task that finds the connected components of all edges.
+    """A task that finds the connected components of the graph whose edges join similar documents.
 
-    It writes, for each document of an edge, its number and the smallest document number in its component.
+    It writes, for each document with an edge, its number and the smallest document number in its component.
     """
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -99,11 +100,11 @@ class GroupEdges(GroupTask):
 
 @dataclass(frozen=True)
 class ChooseKeepers(GroupTask):
-    """A task that decides which documents of some components are rejected, and which document is kept for each.
+    """A task that decides, in some connected components of similar documents, which documents are rejected in favour of which.
 
-    It visits the documents in the order that `corpus.dedup.keep` sets, and rejects each one that is similar to a document
-    already kept. It writes one EDGE record (first: kept, second: rejected) per rejected document to the file of that
-    document's part, and returns cluster sizes and a histogram of similarities for statistics.json.
+    It visits the documents in the order that `corpus.dedup.keep` sets, and rejects each one that is similar to a
+    document already kept. It writes one EDGE record (first: kept, second: rejected) per rejected document to the file
+    of that document's part, and returns cluster sizes and a histogram of similarities for statistics.json.
     """
 
     def make(self, folder: Path) -> dict[str, Any]:
@@ -141,7 +142,10 @@ class ChooseKeepers(GroupTask):
 
 @dataclass(frozen=True)
 class JudgeDuplicates(VerdictTask, task.DedupTask):
-    """A task that writes the verdicts on the documents of a part."""
+    """A task that writes the rejections that `ChooseKeepers` decided for the documents in one part of the corpus.
+
+    `num_groups` is the number of `ChooseKeepers` tasks.
+    """
 
     num_groups: int
 
@@ -168,8 +172,8 @@ class JudgeDuplicates(VerdictTask, task.DedupTask):
 class DuplicateStep(SignedStep):
     """Reject documents that this corpus or an earlier one already contains.
 
-    It reads the columns identity, exact or text, and characters, and if needed signature or text, source and quality. Raises
-    InputError for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
+    It reads the hashes and signatures that cleaning stored, or the texts of corpora that have none. Raises InputError
+    for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
 
     name = "duplicates"
@@ -177,7 +181,11 @@ class DuplicateStep(SignedStep):
     document_bytes = 25
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, Any]:
-        """Return the counts of removed documents and of clusters of duplicates, for statistics.json."""
+        """Reject the duplicates, and return a dict for statistics.json.
+
+        It has the numbers of documents, of removed documents by kind and of clusters by size, and a histogram of the
+        Jaccard similarity. `report` is not used.
+        """
         every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         sources = tuple(source.name for source in documents.corpus.sources)
         corpora = [part.corpus for part in every.parts]
@@ -201,7 +209,7 @@ class DuplicateStep(SignedStep):
         }
 
     def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
-        """Run the tasks that choose a kept document for each duplicate. Returns the receipts of the `ChooseKeepers` tasks."""
+        """Run the tasks that choose a kept document for each duplicate. Returns the result dicts of `ChooseKeepers`."""
         documents.on_parts(keys.DocumentKeys, reads=True, plan=plan, step=self)
         documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
         if self.minhash:

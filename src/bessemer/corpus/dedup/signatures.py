@@ -28,12 +28,12 @@ NOTHING = np.uint32(0xFFFFFFFF)  # value that fills the signature of a text with
 
 
 def num_hashes(settings: Dedup) -> int:
-    """Return the number of values in a signature."""
+    """Return the number of values in a MinHash signature."""
     return settings.bands * settings.rows
 
 
 def shingle_length(settings: Dedup) -> int:
-    """Return the number of tokens in a shingle."""
+    """Return the number of tokens (words or characters) in a shingle."""
     return settings.shingle_characters if settings.shingle == "characters" else settings.shingle_words
 
 
@@ -51,7 +51,7 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
 
 def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shingle sets of texts (sorted uint64 hashes), concatenated, and the length of each set."""
+    """Return the shingle sets of unfolded texts as sorted uint64 hashes, concatenated, and the length of each set."""
     data, offsets = utf8([fold(text) for text in texts])
     buffer = np.empty(longest(offsets), dtype=np.uint64)
     sets = [shingle_set(data[start:end], settings, buffer) for start, end in pairwise(offsets.tolist())]
@@ -59,13 +59,16 @@ def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.
 
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
-    """Return the distinct shingle hashes (sorted, uint64) of one folded text in UTF-8."""
+    """Return the distinct shingle hashes (sorted, uint64) of one folded text in UTF-8.
+
+    `buffer` is scratch space, a uint64 array with at least one item per byte of the text.
+    """
     number = shingles_of(text, UNITS.index(settings.shingle), shingle_length(settings), buffer)
     return np.unique(buffer[:number])
 
 
 def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as one array of UTF-8 bytes, and the int64 offset of each text and of the end."""
+    """Return texts as one array of UTF-8 bytes, and the int64 offset of each text, followed by the offset of the end."""
     array: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
     array = pc.fill_null(array.cast(pa.large_string()), "")
     if not len(array):
@@ -76,7 +79,7 @@ def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def longest(offsets: np.ndarray) -> int:
-    """Return the size of a token buffer for the longest text, which has at most one token per byte."""
+    """Return the number of tokens for which a buffer needs room. A text has at most one token per byte."""
     return int(np.diff(offsets).max(initial=0)) + 1
 
 
@@ -91,9 +94,10 @@ def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def shingles_of(text: Array, unit: int, length: int, buffer: Array) -> int:
-    """Write the shingle hashes of a folded text into `buffer` and return their number.
+    """Write the shingle hashes of a folded text in UTF-8 into `buffer` and return their number.
 
-    `unit` is an index into UNITS. A buffer with one item per byte of the text is large enough.
+    `unit` is the kind of token as an index into UNITS, and `length` the number of tokens in a shingle. A buffer with
+    one item per byte of the text is large enough.
     """
     number = hash_characters(text, buffer) if unit == 1 else hash_words(text, buffer, unit == 2)
     return hash_ngrams(buffer, number, length, buffer)
@@ -104,7 +108,12 @@ def sign(
     data: Array, offsets: Array, unit: int, length: int, factors: Array, addends: Array, buffer: Array,
     signatures: Array,
 ) -> None:  # fmt: skip
-    """Write the MinHash signature of each text `data[offsets[i]:offsets[i + 1]]` into row i of `signatures`."""
+    """Write the MinHash signature of each text `data[offsets[i]:offsets[i + 1]]` into row i of `signatures`.
+
+    Value j is the minimum of factors[j] x + addends[j] mod 2^32 over the upper 32 bits x of the shingle hashes (Broder
+    1997). `unit` and `length` are those of `shingles_of`, and `buffer` is scratch space for the hashes of the longest
+    text.
+    """
     num_hashes = len(factors)
     for document in range(len(offsets) - 1):
         text = data[offsets[document] : offsets[document + 1]]
@@ -158,7 +167,7 @@ def jaccard(left: Array, right: Array) -> float:
 
 @compiled
 def equal_share(left: Array, right: Array) -> float:
-    """Return the share of equal values in two signatures."""
+    """Return the share of positions at which two signatures have equal values."""
     count = np.int32(0)
     for k in range(len(left)):
         count += np.int32(left[k] == right[k])
@@ -170,10 +179,10 @@ def similarities(
     are_sets: bool, left: Array, starts: Array, chosen: Array, right: Array, right_starts: Array, right_chosen: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Write the similarity of pairs of documents into `out`, by Jaccard for sets, else by the share of equal values.
+    """Write the similarity of each pair of documents into `out`: Jaccard if `are_sets`, else the share of equal values.
 
-    Pair i has item chosen[i] of `left` and item right_chosen[i] of `right`. Item k of `left`, a set or a signature, is
-    left[starts[k]:starts[k + 1]].
+    Pair i compares item chosen[i] of `left` with item right_chosen[i] of `right`. Item k of `left`, a set or a
+    signature, is left[starts[k]:starts[k + 1]]; the items of `right` are found in the same way by `right_starts`.
     """
     for i in range(len(out)):
         one = left[starts[chosen[i]] : starts[chosen[i] + 1]]

@@ -51,7 +51,7 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci 
 
 @dataclass(frozen=True)
 class ParquetPart(DocumentPart):
-    """The documents of a Parquet file. `corpus` is the earlier corpus that it belongs to, or "" for this corpus."""
+    """The documents of a Parquet file. `corpus` is the path of the earlier corpus that has the file, or "" for this corpus."""
 
     path: AnyPath
     corpus: str = ""
@@ -78,23 +78,24 @@ class ParquetPart(DocumentPart):
 
 
 def earlier_parts(settings: Dedup) -> list[ParquetPart]:
-    """Return the documents of earlier corpora, one part per file. Raises InputError for a missing corpus."""
+    """Return a part per Parquet file of the earlier corpora in `settings.against`. Raises InputError for a missing corpus."""
     return [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
 
 
 class SignedStep(GlobalStep, Dedup):
-    """A step that searches for duplicates by signatures of texts."""
+    """Base class for the steps that search for duplicates by MinHash signatures of texts."""
 
     def sign(self, folded: Sequence[str]) -> np.ndarray:
-        """Return the signatures of folded texts, as uint32 of shape (texts, bands x rows).
+        """Return the MinHash signatures of folded texts, as uint32 of shape (texts, bands x rows).
 
-        The share of equal values estimates the similarity of two texts. A row of 2^32 - 1 marks a text that is not compared.
+        The share of equal values estimates the similarity of two texts. A row of 2^32 - 1 marks a text that is not
+        compared.
         """
         return signatures(folded, self)
 
     @property
     def reads_stored(self) -> bool:
-        """True if the hashes and signatures that cleaning stored fit this step."""
+        """True if the hashes and signatures that cleaning stored were computed with the settings of this step."""
         return self.name == "duplicates"
 
 
@@ -104,17 +105,26 @@ AnySigned = Annotated[SignedStep, PlainValidator(partial(from_plain, base=Signed
 
 @dataclass(frozen=True)
 class DedupPlan:
-    """The settings and sizes that all tasks of one search share."""
+    """The settings and sizes that all tasks of one search for duplicates share.
+
+    Attributes:
+        settings: The `[corpus.dedup]` table of the recipe.
+        sources: Names of the sources in the order of the recipe, for keep = "first-source".
+        num_parts: Number of parts that the documents of this and earlier corpora are divided into.
+        num_documents: Number of documents in these parts, or an upper bound.
+        earlier: Number of the first part of each earlier corpus.
+        mebibyte: Bytes of one MiB. Tests lower it to get many ranges.
+    """
 
     settings: Dedup
-    sources: tuple[str, ...]  # names in the order of the recipe, for keep = "first-source"
+    sources: tuple[str, ...]
     num_parts: int
-    num_documents: int  # an upper bound
-    earlier: tuple[int, ...] = ()  # first part of each earlier corpus
+    num_documents: int
+    earlier: tuple[int, ...] = ()
     mebibyte: int = field(default_factory=lambda: MEBIBYTE)
 
     def num_ranges(self, bytes_each: int) -> int:
-        """Return the number of tasks that share the work, so that `bytes_each` per document fits in `memory_mib` in each."""
+        """Return the number of tasks such that each has `memory_mib` for `bytes_each` bytes per document of its share."""
         return max(-(-self.num_documents * bytes_each // (self.settings.memory_mib * self.mebibyte)), 1)
 
 
@@ -122,19 +132,22 @@ class DedupPlan:
 class DedupTask(StepTask):
     """Base class for the tasks of a search for duplicates.
 
-    A task handles one part of the documents, one range of hashes, or one group of connected documents. It reads what the
-    tasks of earlier classes wrote for this part, range or group.
+    A task handles one part of the documents, one range of hashes, or one group of connected documents. It reads what
+    earlier tasks wrote for this part, range or group.
     """
 
     plan: DedupPlan
 
     @property
     def targets(self) -> range:
-        """Targets of the previous tasks' files that this task reads."""
+        """Range of the target numbers under which earlier tasks wrote the values that this task reads."""
         return range(self.number, self.number + 1)
 
     def gather(self, task: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return the values in `file` that the tasks with class name `task` and these numbers wrote for this task."""
+        """Return the values that earlier tasks wrote for this task into their files named `file`, concatenated.
+
+        `task` is the class name of these tasks, and `numbers` are their numbers.
+        """
         return read_split((self.result(task, number) / file for number in numbers), self.targets, dtype)
 
 
@@ -144,27 +157,27 @@ def packed(identities: Sequence[str]) -> np.ndarray:
 
 
 def identity_of(name: bytes) -> str:
-    """Convert a value of `packed` back to a hexadecimal identity. NumPy strips its trailing zero bytes."""
+    """Convert a value of `packed`, whose trailing zero bytes NumPy has stripped, back to a hexadecimal identity."""
     return name.ljust(16, b"\0").hex()
 
 
 def part_of(numbers: np.ndarray) -> np.ndarray:
-    """Return the part of each document number."""
+    """Return the part of each document number: its upper 32 bits."""
     return np.asarray(numbers >> PART_BITS)
 
 
 def row_of(numbers: np.ndarray) -> np.ndarray:
-    """Return the row of each document number in its part."""
+    """Return the row of each document number in its part: the lower 32 bits."""
     return np.asarray(numbers & ROW_MASK, dtype=np.int64)
 
 
 def is_earlier(order: np.ndarray) -> np.ndarray:
-    """Return a mask of the documents that belong to an earlier corpus, from their sort keys (`order` of DOCUMENT)."""
+    """Return a mask of the documents that belong to an earlier corpus. `order` has their uint64 sort keys."""
     return np.asarray(order >> IS_OWN_BIT == 0)
 
 
 def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
-    """Return a structured array of `size` records with the given fields. Other fields of `dtype` are 0."""
+    """Return a structured array of `size` records whose fields have the values `columns`. Other fields of `dtype` are 0."""
     table: np.ndarray = np.zeros(size, dtype=dtype)
     for name, values in columns.items():
         table[name] = values
@@ -182,18 +195,18 @@ def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
 
 
 def larger(edges: np.ndarray) -> np.ndarray:
-    """Return the larger document number of each edge."""
+    """Return the larger of the two document numbers of each EDGE record."""
     return np.asarray(np.maximum(edges["first"]["number"], edges["second"]["number"]))
 
 
 def runs(*ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and length of each run of rows that are equal in all of some sorted columns."""
+    """Return the start and length of each run of consecutive rows that are equal in all of the given sorted columns."""
     starts = np.flatnonzero(is_new(*ordered))
     return starts, np.diff(np.append(starts, len(ordered[0])))
 
 
 def is_new(*columns: np.ndarray) -> np.ndarray:
-    """Return a mask of the rows of sorted columns that differ from the previous row."""
+    """Return a mask of the rows of sorted columns that differ from the previous row. The first row always counts as new."""
     new = np.ones(len(columns[0]), dtype=bool)
     new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return new
@@ -203,7 +216,11 @@ def is_new(*columns: np.ndarray) -> np.ndarray:
 
 
 class SplitWriter:
-    """A writer of one file of values that many tasks read: each value is for a target, one of 0 to num_targets - 1."""
+    """A writer of a file in which each value is addressed to a target, one of 0 to num_targets - 1.
+
+    A target is the number of a reading task, which can read its values without the others. About `run_bytes` of values
+    are held in memory, sorted by target and written at a time.
+    """
 
     def __init__(self, path: Path, num_targets: int, run_bytes: int = RUN_BYTES) -> None:
         self.num_targets, self.run_bytes = num_targets, run_bytes
@@ -213,10 +230,10 @@ class SplitWriter:
         self._waiting_bytes = 0
 
     def write(self, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
-        """Append values[i] for targets[i], in this order within a target.
+        """Append values[i] to the values for targets[i].
 
-        With `lengths`, values are ragged: the first lengths[0] values belong to targets[0], and so on. All calls must agree
-        on whether they pass `lengths`.
+        With `lengths`, values are ragged: the first lengths[0] values belong to targets[0], the next lengths[1] to
+        targets[1], and so on. All calls must agree on whether they pass `lengths`.
         """
         if len(targets):
             self._waiting.append((targets, values, lengths))
@@ -253,13 +270,13 @@ class SplitWriter:
 def write_split(
     path: Path, num_targets: int, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None
 ) -> None:
-    """Write arrays to a new file, like one call of `SplitWriter.write`."""
+    """Write values to a new file with one call of `SplitWriter.write`."""
     with SplitWriter(path, num_targets) as file:
         file.write(targets, values, lengths)
 
 
 def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -> np.ndarray:
-    """Return the values that files of `SplitWriter` have for some targets, concatenated in the order of files and runs."""
+    """Return the values that files of `SplitWriter` have for a range of targets, concatenated in the order of files."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
     for runs in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
         parts += runs
@@ -267,7 +284,7 @@ def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -
 
 
 def _read_runs(path: AnyPath, targets: range, dtype: np.dtype[Any]) -> list[np.ndarray]:
-    """Return the values for some targets from one file of `SplitWriter`, one array per sorted run that has any."""
+    """Return the values for a range of targets from one file of `SplitWriter`, one array per sorted block of the file."""
     runs = []
     with path.open("rb") as file:
         size = file.seek(-16, 2)
@@ -298,9 +315,9 @@ def load_array(path: AnyPath) -> np.ndarray:
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Select some of the arrays of the given lengths that are concatenated in `values`.
+    """Return the arrays with the indices `chosen`, concatenated in this order.
 
-    Returns the arrays with the indices `chosen`, concatenated in this order.
+    The arrays to choose from have the given lengths and are concatenated in `values`.
     """
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     arrays = pa.LargeListArray.from_arrays(offsets, values)

@@ -48,11 +48,12 @@ _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
 def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """Decode a page by byte order mark, as valid UTF-8, by the charset of the HTTP header or the page, or by uchardet.
+    """Decode a page with the first encoding that fits.
 
-    Valid UTF-8 comes before a declared charset, because text in other charsets is practically never valid UTF-8 and headers
-    often name a server's default. A share of up to `max_undecodable` of the characters may be lost. Raises
-    UnicodeDecodeError.
+    The order is: byte order mark, valid UTF-8, charset of the HTTP header, charset that the page declares, and
+    uchardet's guess. Valid UTF-8 comes before a declared charset, because text in other charsets is practically never
+    valid UTF-8 and headers often name a server's default. If none fits, one in which at most the share
+    `max_undecodable` of the characters is lost is used. Raises UnicodeDecodeError if there is none.
     """
     if shown := unicode_of(raw):
         return raw.decode(shown, "replace")
@@ -74,11 +75,11 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
 
 
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
-    """Return the text of a page, extracted as `[corpus.extract]` says.
+    """Return the text of a page, extracted with the settings of `[corpus.extract]`.
 
-    Some pages are too large or too deep for that, or have no main content. They are extracted by resiliparse instead of
-    trafilatura, or as all text instead of the main content, and `metadata` records it. Raises NotText if parsing would reopen
-    too many formatting elements.
+    A page that is too large or too deep for trafilatura is extracted by resiliparse. One that is too deep for both, or
+    in which no main content is found, is extracted as all text. `metadata` records such a fallback. Raises NotText if
+    parsing would reopen too many formatting elements.
     """
     from resiliparse.parse.html import HTMLTree
 
@@ -108,7 +109,10 @@ def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = No
 
 
 def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = False) -> str:
-    """Return the text of a page by resiliparse."""
+    """Return the text of a parsed page by resiliparse.
+
+    The flags say whether to return only the main content, and whether to include comments of readers and <noscript>.
+    """
     from resiliparse.extract.html2text import extract_plain_text
 
     return str(
@@ -120,13 +124,13 @@ def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = 
 
 
 def _is_deeper(tree: Any, limit: int) -> bool:
-    """Return whether elements are nested deeper than `limit`."""
+    """Return whether elements of a parsed page are nested deeper than `limit`."""
     # A single selector is matched in compiled code; a traversal in Python takes 12 us per element.
     return tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None
 
 
 def _check_formatting(html: str) -> None:
-    """Raise NotText if parsing would reopen formatting elements too often."""
+    """Raise NotText if unclosed formatting elements, such as <b>, would make an HTML parser create too many elements."""
     unclosed = most = 0
     for match in _FORMATTING.finditer(html):
         unclosed = max(unclosed + (-1 if match[1] else 1), 0)
@@ -136,7 +140,7 @@ def _check_formatting(html: str) -> None:
 
 
 def check_engine(settings: Extract) -> None:
-    """Raise InputError if the library that the recipe names is not installed."""
+    """Raise InputError if `settings.engine` is trafilatura and this library is not installed."""
     if settings.engine == "trafilatura":
         with require_import(
             "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take resiliparse"
@@ -145,7 +149,11 @@ def check_engine(settings: Extract) -> None:
 
 
 def _keep_lists(tree: Any, max_link_share: float) -> None:
-    """Wrap bulleted lists that are content, so that resiliparse keeps them."""
+    """Wrap bulleted lists of a page in <div> elements, so that resiliparse keeps them.
+
+    Only lists in which links have at most the share `max_link_share` of the characters are wrapped; others are
+    navigation.
+    """
     # Iterating over the collection itself would take quadratic time.
     for element in tree.body.query_selector_all("ul").values()[:MAX_LISTS]:
         depth = _depth_of_list(element)
@@ -171,7 +179,10 @@ def _keep_lists(tree: Any, max_link_share: float) -> None:
 
 
 def _depth_of_list(element: Any) -> int | None:
-    """Return the depth of an outermost list below <body>, at most SHALLOW; None for an inner list or one in a page frame."""
+    """Return the depth of a list below <body>, at most SHALLOW.
+
+    Returns None for a list within another list, or within <nav>, <header>, <footer> or <aside>.
+    """
     depth, above = 1, element.parent
     if above is not None and above.tag in ("ul", "ol", "li"):
         return None

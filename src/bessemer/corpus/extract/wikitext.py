@@ -60,8 +60,8 @@ _INDENT = re.compile(r"^[*#:;]{1,20}")
 def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_PREFIXES) -> str:
     """Return the text that a reader of the page sees, without tables, boxes, references and pictures.
 
-    `prefixes` are the lower-case prefixes of links to files and categories. The parser takes quadratic time for unclosed
-    marks, so a page that took too long in an earlier attempt raises NotText.
+    `title` replaces {{PAGENAME}}, and `prefixes` are the lower-case prefixes of links to files and categories. The
+    parser takes quadratic time for unclosed marks, so a page that took too long in an earlier attempt raises NotText.
     """
     if is_left_out():
         raise NotText("it took too long")
@@ -76,7 +76,7 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
 
 
 class _Page:
-    """A renderer for the nodes of a page."""
+    """A renderer of a page's syntax tree as text. Control characters mark lines of code and removed elements."""
 
     def __init__(self, title: str, prefixes: Collection[str]) -> None:
         self.title, self.prefixes = title, prefixes
@@ -106,7 +106,7 @@ class _Page:
         return str(node)  # an entity
 
     def _link(self, link: Wikilink) -> str:
-        """Return the label of a link, else its target; a marker for pictures, categories and other languages."""
+        """Return the label of a link, or its target if it has none; _HOLE for pictures, categories and other languages."""
         target = self.render(link.title)
         prefix, colon, _ = target.partition(":")
         folded = prefix.strip().casefold().replace("_", " ")
@@ -166,7 +166,7 @@ def _rest_of_mark(match: re.Match[str]) -> str:
 
 
 def _fill(pattern: str, arguments: dict[str, str]) -> str | None:
-    """Fill the arguments of a wiki template into its pattern of wikitext.toml; None if a required one is missing."""
+    """Fill a wiki template's arguments into the pattern of its text from wikitext.toml; None if a required one is missing."""
     positional = [text for name, text in arguments.items() if name.isdecimal() and text]
 
     def value(names: str) -> str:
@@ -204,7 +204,7 @@ def _lines(text: str) -> str:
 
 
 def _line(line: str) -> tuple[int, str]:
-    """Return the heading level (0 for other lines) and the text of a line, without traces of removed elements."""
+    """Return the heading level (0 for other lines) and the text of a line, without the marks of removed elements."""
     if line.startswith(_KEEP):
         return 0, line[1:]
     line = _EMPTY_BRACKETS.sub("", line.lstrip(f"{_HOLE} ") if line.startswith(_HOLE) else line)
