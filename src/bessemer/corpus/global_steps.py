@@ -60,15 +60,20 @@ Perform = Callable[[Sequence[Task]], Receipts]
 
 
 def perform_here(tasks: Sequence[Task]) -> Receipts:
-    """Run tasks one after another in this process."""
+    """Run tasks one after another in this process. Returns the result dict (receipt) of each task."""
     return [task.run() for task in tasks]
 
 
 class DocumentPart(ABC):
-    """The documents that one task reads, in the same order at each call."""
+    """The documents that one task reads, a subset of the corpus. Each call yields them in the same order.
 
-    corpus: str = ""  # path of the earlier corpus that has the documents; "" for this corpus
-    has_signatures: ClassVar[bool] = False  # True if cleaning stored hashes and signatures of the documents
+    Attributes:
+        corpus: Path of the earlier corpus that has the documents; "" for this corpus.
+        has_signatures: True if cleaning stored hashes and signatures of the documents.
+    """
+
+    corpus: str = ""
+    has_signatures: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -86,7 +91,7 @@ AnyPart = Annotated[DocumentPart, PlainValidator(partial(from_plain, base=Docume
 
 @dataclass(frozen=True)
 class BucketPart(DocumentPart):
-    """The documents of some buckets that all previous steps kept."""
+    """The documents of some buckets, without those that previous steps rejected."""
 
     buckets: tuple[Bucket, ...]
 
@@ -120,13 +125,13 @@ class StepTask(Task):
         return f"{self.work.name}, {type(self).__name__} {self.number}"
 
     def result(self, task: str, number: int) -> AnyPath:
-        """Return the output folder of the task of this step with this class name and number."""
+        """Return the output folder of one task of this step, by the class name and the number of the task."""
         return self.work / task / f"{number:06d}"
 
 
 @dataclass(frozen=True)
 class VerdictTask(StepTask):
-    """A task that writes and counts the verdicts of a step on the documents of a part."""
+    """A task that writes and counts a step's verdicts on documents: rejections, edits and scores."""
 
     @property
     def folder(self) -> AnyPath:
@@ -134,7 +139,7 @@ class VerdictTask(StepTask):
 
     @abstractmethod
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield, for each table of the part, its number of documents and a table of the verdicts on them."""
+        """Yield, for each table of documents in the part, its number of rows and a table of verdicts (verdicts.SCHEMA)."""
 
     def make(self, folder: Path) -> dict[str, Any]:
         documents, rejected, cut = 0, Counter[str](), dict.fromkeys(CUT, 0)
@@ -158,7 +163,7 @@ class CorpusDocuments:
         folder: Folder of the step in the work folder of the build.
         made_of: Digest of the documents. Finished tasks are reused while it is equal.
         corpus: The `[corpus]` table of the recipe.
-        perform: Function that runs tasks and returns their receipts.
+        perform: Function that runs tasks and returns the result dict (receipt) of each.
     """
 
     parts: Sequence[DocumentPart]
@@ -180,7 +185,7 @@ class CorpusDocuments:
             yield from part(columns)
 
     def on_parts(self, task: type[StepTask], reads: bool = False, **more: Any) -> Receipts:
-        """Run one task of a class per part and return their receipts.
+        """Run one task of a class per part and return the result dict of each.
 
         With `reads`, each task gets its part as the field `part`. `more` are further fields of the tasks.
         """
@@ -191,7 +196,7 @@ class CorpusDocuments:
         ])  # fmt: skip
 
     def on_ranges(self, task: type[StepTask], num_ranges: int, **more: Any) -> Receipts:
-        """Run `num_ranges` tasks of a class, numbered from 0, and return their receipts."""
+        """Run `num_ranges` tasks of a class, numbered from 0, and return the result dict of each. `more` are further fields."""
         size = sum(self.sizes) // max(num_ranges, 1)
         return self.perform([task(self.folder, self.made_of, size, number, **more) for number in range(num_ranges)])
 
@@ -200,7 +205,7 @@ class DocumentVerdict(NamedTuple):
     """The decision of a step on one document.
 
     Attributes:
-        row: Row of the document in the table of facts.
+        row: Row of the document in the table that `GlobalStep.judge` gets.
         reason: One word for the reason of a rejection; "" in a step with one reason, None to keep the document.
         detail: The measured value, or the text that caused the rejection.
         spans: Character ranges [start, end) to cut out of a document that is kept, in ascending order.
@@ -215,22 +220,24 @@ class DocumentVerdict(NamedTuple):
 
 
 class GlobalStep(ExtensionBase, ABC):
-    """A step that judges documents by all documents of the corpus. The fields of a subclass are its settings.
+    """A step that judges each document by all documents of the corpus. The fields of a subclass are its settings.
 
     A subclass defines `judge`, and if needed `collect` and `decide`. A step with its own tasks overrides `run` instead.
 
     Attributes:
-        columns: Columns of each document that `collect` reads: identity, text, source, path, url, language, metadata, label,
-            characters.
-        reasons: Reason for rejection -> its meaning.
-        advice: Advice on how to keep the documents that it rejects.
+        columns: Columns of each document that `collect` reads: identity, text, source, path, url, language, metadata,
+            label, characters.
+        reasons: A dict from each reason for rejection to its meaning.
+        advice: Advice to users on how to keep the documents that it rejects.
+        action: What the step does, for the progress bar, such as "finding duplicates".
+        document_bytes: Time per document, as the number of input bytes that cleaning handles in it.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("identity", "text")
     reasons: ClassVar[Mapping[str, str]] = {}
     advice: ClassVar[str] = ""
-    action: ClassVar[str] = ""  # shown in the progress bar
-    document_bytes: ClassVar[int] = 1000  # cost of a document, as the bytes of input that cleaning handles in that time
+    action: ClassVar[str] = ""
+    document_bytes: ClassVar[int] = 1000
 
     @property
     def is_on(self) -> bool:
@@ -261,11 +268,11 @@ class GlobalStep(ExtensionBase, ABC):
         return None
 
     def judge(self, facts: pa.Table, decided: Any) -> Iterable[DocumentVerdict]:
-        """Return verdicts on the documents of a bucket; those without one are kept. Runs in worker processes.
+        """Return verdicts on the documents of a bucket. A document without a verdict is kept. Runs in worker processes.
 
         Args:
-            facts: The rows of `collect` for this bucket.
-            decided: The value of `decide`.
+            facts: The table that `collect` returned for this bucket.
+            decided: The value that `decide` returned.
         """
         raise InputError(f"{self.name}: {type(self).__qualname__} lacks the method judge(self, facts, decided)")
 
@@ -348,7 +355,10 @@ def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
 
 
 def list_steps(corpus: Corpus) -> list[GlobalStep]:
-    """Return the steps in order, with the settings of the recipe. Raises InputError for an unusable step of the recipe."""
+    """Return the global steps of a corpus in order, built-in ones and those of the recipe, with their settings.
+
+    Raises InputError for an unusable step of the recipe.
+    """
     steps = [
         extensions.find("global_steps", name).target(**dict(getattr(corpus, table))) for name, table in TABLES.items()
     ]
@@ -360,7 +370,11 @@ def list_steps(corpus: Corpus) -> list[GlobalStep]:
 
 
 def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
-    """Run a step unless it is complete. Returns its receipt with `documents`, `rejected` (by reason) and `statistics`."""
+    """Run a step, or reuse its result if it is complete.
+
+    Returns a dict with the number of `documents` that it judged, the number `rejected` by reason, and its `statistics`,
+    the value that `step.run` returned.
+    """
     result = documents.folder / RESULT
     written = [documents.folder / VERDICTS / f"{number:06d}" for number in range(len(documents.parts))]
 
@@ -395,14 +409,16 @@ def report_folder(work: AnyPath, name: str) -> AnyPath:
 def run_global_steps(
     corpus: Corpus, work: AnyPath, buckets: Sequence[Bucket], inputs: str, expected: int
 ) -> tuple[list[Bucket], dict[str, dict[str, Any]]]:
-    """Run the steps that are not complete yet. Returns the buckets with verdicts, and the receipt of each step by name.
+    """Run the global steps that are not complete yet.
+
+    Returns the buckets with the paths of their verdict files, and the result dict of `run_step` for each step by name.
 
     Args:
         corpus: The `[corpus]` table of the recipe.
         work: The work folder of the build.
         buckets: The cleaned documents.
-        inputs: Digest of the partitions.
-        expected: Number of documents in them. A step that receives another number raises BessemerError.
+        inputs: Digest of the cleaned documents.
+        expected: Number of documents that the filters kept. A step that receives another number raises BessemerError.
     """
     receipts = dict[str, dict[str, Any]]()
     for step in list_steps(corpus):

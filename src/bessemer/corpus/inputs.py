@@ -28,9 +28,9 @@ Contents: TypeAlias = "dict[str, list[list[Any]]]"  # source -> [name, size, has
 
 
 def inputs_digest(recipe: Recipe) -> str:
-    """Return a digest of `[corpus]` and of the path, size and time of every input file.
+    """Return a digest of `[corpus]` and of the path, size and modification time of every input file.
 
-    It leaves out the engine and the weights and max_epochs of sources, which affect only later mixing.
+    It leaves out keys that do not affect the documents, such as the engine and the weights of sources.
     """
     return digest_of_files(recipe.corpus, listings_of(recipe.corpus))
 
@@ -44,7 +44,7 @@ def content_digest(recipe: Recipe) -> str:
 
 
 def contents_of(listings: dict[str, Listing]) -> Contents:
-    """Return name, size and hash of every input file, by source."""
+    """Return a dict from the name of each source to a list of [name, size, hash] of its files."""
     return {name: contents(files.read) for name, files in sorted(listings.items())}
 
 
@@ -66,19 +66,19 @@ def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | N
 
 
 def digest_of_contents(recipe: Recipe, files: Contents) -> str:
-    """Return the `content_digest` for known file contents."""
+    """Return the value of `content_digest` when `files`, the result of `contents_of`, is already known."""
     return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
 
 
 def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
-    """Return the `inputs_digest` for known listings."""
+    """Return the value of `inputs_digest` when the listing of each source by name is already known."""
     facts = attrgetter("path", "size", "mtime_ns", "etag")
     files = {name: [facts(file) for file in listing.read] for name, listing in listings.items()}
     return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
 
 
 def _settings(corpus: Corpus) -> dict[str, Any]:
-    """Return the keys of `[corpus]` that affect the documents."""
+    """Return the keys of `[corpus]` that affect the documents, with their values."""
     how_it_runs = dict.fromkeys(("engine", "address", "slurm", "workers", "storage"), True)
     return corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}, **how_it_runs})
 
@@ -124,5 +124,5 @@ def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str,
 
 
 def listings_of(corpus: Corpus) -> dict[str, Listing]:
-    """Return the listing of each source by name. Raises InputError like `files.listing`."""
+    """Return the files of each source by the source's name. Raises InputError if a source has a wrong path or no files."""
     return of_each_source(corpus, listing)

@@ -61,12 +61,19 @@ BUCKETS_KEY = b"buckets"  # key of the file metadata with the bucket of each row
 
 @dataclass(frozen=True)
 class Partition(Task):
-    """A task that cleans and counts some parts of one source. Its size is the number of bytes to read."""
+    """A task that cleans some parts of one source and counts the results. Its size is the number of bytes to read.
+
+    Attributes:
+        number: Number of the partition among those of all sources.
+        source: Name of the source.
+        parts: Files, or ranges of files, to read.
+        max_documents: Number of documents to sample evenly from the parts; None to read all.
+    """
 
     number: int
     source: str
     parts: tuple[Part, ...]
-    max_documents: int | None = None  # sample this many documents evenly from the parts; None to read all
+    max_documents: int | None = None
 
     @property
     def folder(self) -> AnyPath:
@@ -85,7 +92,11 @@ class Partition(Task):
         return f"partition {self.number}"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Clean the parts. Raises OSError for a full disk."""
+        """Clean the documents of the parts and write them to `folder`. Raises OSError for a full disk.
+
+        Returns the source, the partition's number, its rows by bucket, their size in bytes, and the counts of the
+        filters.
+        """
         settings, num_buckets = context(self.work)
         tally = Tally()
         groups = in_groups(_clean(self, settings, tally), CHUNK_BYTES, lambda document: 2 * len(document.text) + 200)
@@ -114,7 +125,7 @@ def partition_folder(work: AnyPath, number: int) -> AnyPath:
 
 
 def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
-    """Group the parts of each source, in order, into partitions of bounded size."""
+    """Group the parts of each source, in order, into partitions of bounded size. `work` is the work folder of the build."""
     num_bytes, (smallest, largest) = sum(part.size for some in parts.values() for part in some), PARTITION_BYTES
     largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
     limit = min(max(num_bytes // PARTITIONS, smallest), largest)
@@ -127,22 +138,32 @@ def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities fall into one range, stored in row groups of partitions."""
+    """The documents of one source whose identities are in one range, stored in row groups of the partitions' files.
+
+    Attributes:
+        work: Work folder of the build.
+        source: Name of the source.
+        number: Number of the range of identities.
+        size: Number of rows, including rejected documents.
+        partitions: Number of the first partition that may have rows of the bucket, and the number after the last.
+        num_bytes: Approximate size of the rows in memory.
+        verdicts: Verdicts of the global steps so far.
+    """
 
     work: AnyPath
     source: str
     number: int
-    size: int  # number of rows, including rejected ones
-    partitions: tuple[int, int]  # the first partition that may have its rows, and the one after the last
-    num_bytes: int = 0  # approximate size of its rows in memory
-    verdicts: tuple[VerdictFile, ...] = ()  # verdicts of the global steps so far
+    size: int
+    partitions: tuple[int, int]
+    num_bytes: int = 0
+    verdicts: tuple[VerdictFile, ...] = ()
 
 
 def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
-    """Yield each bucket with its rows from all partitions, with verdicts applied, sorted by identity.
+    """Yield each bucket with a table of its rows from all partitions, sorted by identity, with its verdicts applied.
 
-    The buckets are read together, each partition once. `columns` must include `identity` and `reason`. Raises BessemerError
-    for missing rows.
+    The file of a partition is opened once for all buckets. `columns` must include `identity` and `reason`. Raises
+    BessemerError for missing rows.
     """
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
         here = list(some)
@@ -165,7 +186,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
 def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
     """Return the buckets that have rows, in the order of the published corpus.
 
-    `receipts` are those of all `Partition` tasks, in order.
+    `receipts` are the dicts that all `Partition` tasks returned, in order.
     """
     rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, tuple[int, int]]()
     for done in receipts:
@@ -187,16 +208,16 @@ def num_buckets(num_bytes: int) -> int:
 
 
 def write_context(work: AnyPath, corpus: Corpus, buckets: dict[str, int]) -> None:
-    """Write `[corpus]` of the recipe and the number of buckets of each source to a file that all workers read."""
+    """Write the recipe's `[corpus]` and the number of buckets of each source to a file in `work` that all workers read."""
     content = {"corpus": corpus.model_dump(mode="json"), "buckets": buckets}
     write_file(work / CONTEXT, json.dumps(content).encode())
 
 
 @lru_cache(maxsize=2)
 def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
-    """Prepare the filters of a build and read the number of buckets of each source, once per process.
+    """Prepare the filters of a build, and read the number of buckets of each source by name, once per process.
 
-    Raises InputError on a machine that does not see the file of `write_context`.
+    Raises InputError if the file of `write_context` is missing, as on a machine that does not see the folder `work`.
     """
     try:
         written = json.loads((work / CONTEXT).read_bytes())
@@ -208,13 +229,13 @@ def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
 def read(
     source: Source, parts: Iterable[Part], corpus: Corpus, passed_over: Counter[str] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents of a source's parts. Bad data never raises: it becomes a rejected document.
+    """Yield the documents of a source's parts. Bad data never raises an error: it becomes a rejected document.
 
     Args:
         source: The source of the parts.
         parts: The parts to read. A missing or unreadable file gives one rejected document per part.
         corpus: The `[corpus]` table of the recipe.
-        passed_over: Counts records of types that never hold a document, by type.
+        passed_over: A counter to add to: the number of records of each type that never holds a document.
 
     Raises:
         FileChanged: A file changed since it was listed.
@@ -277,7 +298,10 @@ def _sampled(source: Source, parts: Sequence[Part], corpus: Corpus, max_document
 
 
 def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Document]:
-    """Yield the documents of a partition after they passed the filters of `settings`, counted in `tally`."""
+    """Yield the documents of a partition after they passed the filters, including rejected ones.
+
+    `settings` has the filters, and the results are counted in `tally`.
+    """
     source, corpus, passed_over = settings.sources[partition.source], settings.corpus, Counter[str]()
     if partition.max_documents is None:
         documents = read(source, partition.parts, corpus, passed_over)
@@ -296,7 +320,11 @@ def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Docu
 
 
 def rows_table(documents: Sequence[Document], settings: Chain) -> pa.Table:
-    """Convert cleaned and rejected documents to a table, with MinHash signatures if the recipe needs them."""
+    """Convert cleaned and rejected documents to a table of one row per document.
+
+    It has text hashes, and MinHash signatures if the recipe needs them. `settings` is the chain of filters with the
+    recipe.
+    """
     dedup, stored = settings.corpus.dedup, {"none": 0, "excerpt": EXCERPT_CHARACTERS, "text": None}
     of_rejected = stored[settings.corpus.keep_rejected]
     is_kept = [document.reason is None for document in documents]
@@ -334,9 +362,11 @@ def rows_table(documents: Sequence[Document], settings: Chain) -> pa.Table:
 
 
 def write_rows(tables: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
-    """Sort rows, RUN_BYTES at a time, and write one row group per bucket.
+    """Sort rows by identity and write them to a Parquet file, one row group per bucket.
 
-    Returns the number of rows of each bucket, and the size of all rows in memory in bytes.
+    A bucket is one of `num_buckets` equal ranges of identities. Rows are sorted RUN_BYTES at a time, so larger inputs
+    have several row groups per bucket. Returns the number of rows of each bucket, and the size of all rows in memory in
+    bytes.
     """
     written, num_bytes, numbers = Counter[int](), 0, list[int]()
     first = next(tables)
@@ -353,7 +383,10 @@ def write_rows(tables: Iterator[pa.Table], num_buckets: int, path: Path) -> tupl
 
 
 def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:
-    """Return the row indices of each bucket that has rows, sorted by identity. Buckets are ranges of identities, in order."""
+    """Return the row indices of each bucket that has rows, sorted by identity.
+
+    A bucket is one of `num_buckets` equal ranges of identities, numbered in ascending order.
+    """
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()

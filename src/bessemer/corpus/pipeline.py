@@ -89,7 +89,10 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 
 
 def _build_from_files(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Build the corpus from the current files. Raises FileChanged if one changes meanwhile."""
+    """Build the corpus from the current files and return the totals of statistics.json.
+
+    Raises FileChanged if a file changes meanwhile.
+    """
     listings = inputs.listings_of(recipe.corpus)
     made_of = inputs.digest_of_files(recipe.corpus, listings)
     work = open_work(run.corpus, made_of, recipe.corpus.storage)
@@ -147,7 +150,11 @@ def _build(
 
 
 def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: str) -> list[Partition]:
-    """Return the partitions of the corpus. The parts are planned once per build and stored."""
+    """Return the tasks that clean the corpus.
+
+    The parts of files that they read are planned once per build and stored in `work`. `made_of` is the digest of the
+    inputs.
+    """
 
     def plan_parts(folder: Path) -> dict[str, Any]:
         planned = inputs.of_each_source(corpus, lambda source: plan(source, listings[source.name].read))
@@ -161,9 +168,9 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: 
 
 
 def _publish(corpus: Corpus, tasks: list[PublishBucket], funnels: dict[str, Funnel], steps: Steps) -> None:
-    """Publish the buckets that are not finished and add their counts to the funnels.
+    """Publish the buckets that are not finished and add their counts to `funnels`, the counts of each source.
 
-    Raises BessemerError if the counts differ from those of the cleaning and the global steps.
+    Raises BessemerError if the counts differ from those of the cleaning and of the global steps `steps`.
     """
     receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
     for task, done in zip(tasks, receipts, strict=True):
@@ -180,7 +187,10 @@ def _publish(corpus: Corpus, tasks: list[PublishBucket], funnels: dict[str, Funn
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
-    """Count the files in the sources' folders that no source reads, each once."""
+    """Add the files in the sources' folders that no source reads to the funnels, each file once.
+
+    A funnel has the counts of one source.
+    """
     if not any(files.other for files in listings.values()):
         return
     known = {os.path.realpath(file.path) for files in listings.values() for file in files.read}
@@ -192,7 +202,7 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
 
 
 def _check(funnel: Funnel, filters: Sequence[Filter], steps: Steps) -> None:
-    """Check that the published counts equal those of the cleaning, and add the counts of the steps to the funnel.
+    """Check that a source's published counts equal those of the cleaning, and add the counts of the steps to its funnel.
 
     Raises BessemerError for a difference.
     """
@@ -207,7 +217,7 @@ def _check(funnel: Funnel, filters: Sequence[Filter], steps: Steps) -> None:
 
 
 def _contamination(corpus: Corpus, tallies: Sequence[chain.Tally]) -> list[dict[str, Any]]:
-    """Return the counts of the evaluation sets over the whole corpus."""
+    """Return the rows of statistics.json on evaluation sets, from the counts of the filters for each source."""
     from bessemer.corpus.filters import contamination  # loads numba
 
     documents: Counter[str] = sum((tally[CONTAMINATED_DOCUMENTS] for tally in tallies), Counter())

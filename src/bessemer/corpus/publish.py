@@ -54,7 +54,7 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class PublishBucket(Task):
-    """A task that writes and counts one bucket's documents and rejected documents."""
+    """A task that writes the kept and the rejected documents of one bucket to Parquet files and counts them."""
 
     bucket: Bucket
 
@@ -66,7 +66,10 @@ class PublishBucket(Task):
         return f"source {self.bucket.source}, bucket {self.bucket.number}"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Write the parts. Raises BessemerError for missing rows, OSError for a full disk."""
+        """Write the bucket's documents/ and rejected/ to `folder`, and return counts and examples of rejected documents.
+
+        Raises BessemerError for missing rows, OSError for a full disk.
+        """
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
         ((_, table),) = rows_together([self.bucket], READ)
@@ -93,7 +96,10 @@ class PublishBucket(Task):
 
 
 def write_parts(folder: Path, table: pa.Table) -> None:
-    """Write the columns of `folder` to part-00000.parquet, part-00001.parquet and so on, in row groups of bounded size."""
+    """Write a table to part-00000.parquet, part-00001.parquet and so on, in row groups of bounded size.
+
+    The name of `folder`, "documents" or "rejected", determines the columns.
+    """
     folder.mkdir()
     columns = schema(WRITTEN_COLUMNS[folder.name])
     sizes = [num_bytes + ROW_BYTES for num_bytes in pc.binary_length(table["text"]).to_pylist()]
@@ -107,9 +113,10 @@ def write_parts(folder: Path, table: pa.Table) -> None:
 
 
 def _with_excerpts(table: pa.Table, source: str, keep: str) -> pa.Table:
-    """Return rejected documents with a column for their source, and the text and excerpt that `keep` says.
+    """Add the columns `source` and `excerpt` to a table of rejected documents.
 
-    `keep` is `corpus.keep_rejected`: "excerpt", "text" or "none".
+    `keep` is `corpus.keep_rejected`. With "excerpt" the excerpt is filled and the text empty, with "text" both are
+    filled, and with "none" both are empty.
     """
     nothing, text = pa.repeat("", table.num_rows), table["text"]
     excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(text, 0, EXCERPT_CHARACTERS)
@@ -123,9 +130,10 @@ def _powers(table: pa.Table) -> Counter[str]:
 
 
 def assemble(tasks: Sequence[PublishBucket], folder: AnyPath) -> dict[str, int]:
-    """Copy the parts of all buckets to documents/ and rejected/ below `folder`, a local or remote folder.
+    """Copy the files of all buckets to documents/ and rejected/ below `folder`, and number them consecutively.
 
-    `tasks` are in the order of their sources. Returns the size of each file by its path below `folder`.
+    `tasks` are those that wrote the buckets, in the order of the published corpus. `folder` is local or remote. Returns
+    the size in bytes of each file by its path below `folder`.
     """
     written: dict[str, int] = {}
     outputs = [receipt["outputs"] for receipt in each(stage_facts, [task.folder for task in tasks])]
@@ -149,10 +157,10 @@ def assemble(tasks: Sequence[PublishBucket], folder: AnyPath) -> dict[str, int]:
 
 
 def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return the rows of a published corpus with these identities, by identity.
+    """Return a dict from identity to row of a published corpus, for the given identities. Unknown ones are left out.
 
-    A row has the columns of `columns` that its file has, `kind` ("documents" or "rejected"), and `part`, the number of the
-    file. Unknown identities are left out. Raises DamagedFile for an unreadable file.
+    A row has those of `columns` that its file has, `kind` ("documents" or "rejected"), and `part`, the number of the
+    file. Raises DamagedFile for an unreadable file.
     """
     wanted = pc.field("identity").isin(pa.array(identities, pa.string()))
 
@@ -168,9 +176,10 @@ def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]
 
 
 def identities_of(corpus: AnyPath, name: str) -> list[str]:
-    """Return the identities of documents and rejected documents with this URL, or this path in the corpus or on disk.
+    """Return the identities of documents and rejected documents whose URL or file is `name`.
 
-    Scans one column. If a path equals the name exactly, paths that only share their end with it are left out.
+    `name` may be a URL, a path in the corpus or a path on disk. If a path equals `name` exactly, paths of which only
+    the end equals that of `name` are left out.
     """
     is_url, equal, similar = name.startswith(("http://", "https://")), list[str](), list[str]()
     key, shared = ("url", name) if is_url else ("path", Path(name).name)

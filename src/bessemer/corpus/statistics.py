@@ -32,30 +32,40 @@ Examples: TypeAlias = "dict[str, list[dict[str, str]]]"
 
 @dataclass
 class Funnel:
-    """The counts of the documents of one source that are read, kept, and rejected by each filter and step."""
+    """The counts of the documents of one source that are read, kept, and rejected by each filter and step.
+
+    Attributes:
+        source: Name of the source.
+        format: Format of its files, as reports show it.
+        files: Number of files that it reads.
+        cleaned: Counts of the filters.
+        published: Counts of what is published: the tables INPUT, KEPT, REJECTED, REJECTED_BYTES, LENGTHS,
+            LENGTHS_REJECTED and LANGUAGES.
+        examples: Some rejected documents by reason, each a dict with EXAMPLE_KEYS.
+        steps: A dict {step, documents_in, rejected} for each filter and step.
+        not_read: Files in the source's folders that no source reads: ending -> {files, bytes, example}.
+    """
 
     source: str
     format: str
     files: int
-    cleaned: Tally = field(default_factory=Tally)  # counts of the filters
-    # Counts of what is published: the tables INPUT, KEPT, REJECTED, REJECTED_BYTES, LENGTHS, LENGTHS_REJECTED and LANGUAGES
+    cleaned: Tally = field(default_factory=Tally)
     published: Tally = field(default_factory=Tally)
     examples: Examples = field(default_factory=dict)
-    # {step, documents_in, rejected} of each filter and step
     steps: list[dict[str, Any]] = field(default_factory=list)
-    # Files in the source's folders that no source reads: ending -> {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, receipt: dict[str, Any]) -> None:
-        """Add the counts of a published bucket, and its examples if there is room.
+        """Add the counts of a published bucket, and its examples of rejected documents if there is room.
 
-        Add buckets in ascending order of identities, so that the examples are the same in every build.
+        `receipt` is the result dict of its `PublishBucket` task. Add buckets in ascending order of identities, so that
+        the examples are the same in every build.
         """
         self.published.merge(receipt["counts"])
         add_examples(self.examples, receipt["examples"])
 
     def count_not_read(self, name: str, num_bytes: int) -> None:
-        """Count a file that no source reads."""
+        """Count a file, with its name and size in bytes, that no source reads."""
         entry = self.not_read.setdefault(ending(name), {"files": 0, "bytes": 0, "example": name})
         entry["files"] += 1
         entry["bytes"] += num_bytes
@@ -87,12 +97,15 @@ class Funnel:
 
 
 def funnels_of(corpus: Corpus, listings: Mapping[str, Listing]) -> dict[str, Funnel]:
-    """Return an empty funnel for each source, by name."""
+    """Return an empty `Funnel` (counts of a source's documents) for each source, by name."""
     return {one.name: Funnel(one.name, one.shown_format, len(listings[one.name].read)) for one in corpus.sources}
 
 
 def add_examples(examples: Examples, more: Examples) -> None:
-    """Add rejected documents in `more` to `examples`, by reason. EXAMPLES are kept, from as many different files as possible."""
+    """Add the rejected documents in `more` to `examples`, by reason.
+
+    At most EXAMPLES are kept per reason, from as many different files as possible.
+    """
     for reason, some in more.items():
         every = [*examples.get(reason, ()), *some]
         turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
@@ -100,7 +113,7 @@ def add_examples(examples: Examples, more: Examples) -> None:
 
 
 def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return {reason: {meaning, advice}} for the reasons of filters and global steps that the recipe adds.
+    """Return {reason: {meaning, advice}} for the reasons for rejection of filters and global steps that the recipe adds.
 
     `parts` are all filters and steps of the recipe. Reasons of built-in ones are left out.
     """
@@ -115,7 +128,7 @@ def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[st
 
 
 def meaning(statistics: Mapping[str, Any], reason: str) -> str:
-    """Return the meaning of a reason in these statistics."""
+    """Return the meaning of a reason for rejection, a built-in one or one that statistics.json (`statistics`) describes."""
     return REASONS.get(reason) or str(statistics.get("reasons", {}).get(reason, {}).get("meaning", ""))
 
 

@@ -28,15 +28,24 @@ SCHEMA = pa.schema({
 
 @dataclass(frozen=True)
 class VerdictFile:
-    """A file with the verdicts of a step on the documents of a bucket."""
+    """A file with the decisions of a step on the documents of a bucket: rejections, cuts and scores (see SCHEMA).
+
+    Attributes:
+        step: Name of the step.
+        path: Path of the file.
+        prefix: Prefix of the reasons for rejection in the statistics.
+    """
 
     step: str
     path: AnyPath
-    prefix: str = ""  # prefix of the reasons
+    prefix: str = ""
 
 
 def make_verdicts(rows: Iterable[int], **columns: Any) -> pa.Table:
-    """Return a table of verdicts with the given columns of SCHEMA; others are null. A row with a reason is a rejection."""
+    """Return a table of verdicts (SCHEMA) on the documents `rows`, with the given columns; other columns are null.
+
+    A row with a reason is a rejection.
+    """
     number = pa.array(rows, pa.int64())
     table = {field.name: pa.nulls(len(number), field.type) for field in SCHEMA}
     return pa.table(table | {"row": number} | columns).cast(SCHEMA)
@@ -54,9 +63,10 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
-    """Apply verdict files to the rows of a bucket: set `reason` and `detail`, and cut spans out of texts.
+    """Apply verdict files to a table of the documents in a bucket, in the order of the steps that wrote the files.
 
-    The scores of a step become a column with its name, NaN for a document without one.
+    It sets `reason` and `detail` of rejected documents and cuts spans out of other texts. The scores of a step become a
+    column with its name, NaN for a document without one.
     """
     for file in files:
         verdicts = read_table(file.path)
@@ -77,12 +87,12 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
 
 
 def full_reason(prefix: str, word: str) -> str:
-    """Return a reason as statistics and rejected/ show it; only `prefix` for a step with one reason."""
+    """Return the reason of a rejection as statistics show it: "prefix.word", or only one of them if the other is ""."""
     return ".".join(filter(None, (prefix, word)))
 
 
 def without(text: str, spans: Spans, mask: str = "") -> str:
-    """Replace each span of the text by `mask`."""
+    """Replace each of the character ranges `spans` of a text by `mask`, by default with nothing."""
     pieces, position = [], 0
     for start, end in spans:
         pieces += [text[position:start], mask]
@@ -91,7 +101,10 @@ def without(text: str, spans: Spans, mask: str = "") -> str:
 
 
 def set_texts(table: pa.Table, rows: np.ndarray, texts: list[str]) -> pa.Table:
-    """Replace the texts of some rows, in ascending order, and update the column `characters` if the table has it."""
+    """Return the table with `texts` as the texts of the rows `rows`, which are ascending.
+
+    The column `characters` is updated if the table has it.
+    """
     return _set_values(table, rows, text=texts, characters=list(map(len, texts)))
 
 

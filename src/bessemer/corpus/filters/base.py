@@ -20,8 +20,9 @@ class Filter(ExtensionBase, ABC):
     """A filter that keeps, edits or rejects each document. The fields of a subclass are its settings.
 
     Attributes:
-        reasons: Reason for rejection -> its meaning. By default the first line of the docstring describes all rejections.
-        advice: Advice on how to keep the documents that it rejects.
+        reasons: A dict from each reason for rejection to its meaning. By default the first line of the docstring
+            describes all rejections.
+        advice: Advice to users on how to keep the documents that it rejects.
         counts_edits: True if the statistics count the documents and characters that it edits.
     """
 
@@ -41,17 +42,23 @@ class Filter(ExtensionBase, ABC):
         """
 
     def reason_of(self, verdict: Reject) -> str:
-        """Return the reason under which a rejection is counted: NAME.REASON, or NAME for a filter with one reason."""
+        """Return the reason under which the statistics count a rejection.
+
+        It is NAME.REASON, or NAME for a filter with only one reason, where NAME is the filter's name.
+        """
         return f"{self.name}.{verdict.reason}" if verdict.reason else self.name
 
 
 class CleaningStep(Filter):
-    """A built-in filter. Its reasons are those of reasons.toml, and an exception in it rejects only that document."""
+    """A built-in filter. Its reasons for rejection are in reasons.toml.
+
+    An exception in a built-in filter rejects only the current document, while one in a user's filter stops the build.
+    """
 
     counts_edits = False
 
     def reason_of(self, verdict: Reject) -> str:
-        """Return the reason without a prefix."""
+        """Return the reason of a rejection as it is, without the filter's name as a prefix."""
         return verdict.reason
 
 

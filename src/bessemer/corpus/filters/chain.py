@@ -52,7 +52,7 @@ PASSED_OVER = "passed_over"  # table of records of types that never hold a docum
 
 
 class CheckText(CleaningStep):
-    """Reject texts that are far too long, before costly work, and texts that UTF-8 cannot encode."""
+    """Reject texts longer than 4 times `max_characters`, before costly work on them, and texts that UTF-8 cannot encode."""
 
     name: ClassVar[str] = "check"
     max_characters: int
@@ -72,7 +72,7 @@ class CheckText(CleaningStep):
 class NormaliseText(CleaningStep):
     """Apply Unicode NFC and replace line ends and control characters.
 
-    In conversations this includes those that JSON strings contain as escapes.
+    In conversations, escapes in JSON strings that stand for control characters are also replaced.
     """
 
     name: ClassVar[str] = "normalise"
@@ -91,7 +91,7 @@ class NormaliseText(CleaningStep):
 
 
 class JudgeAddress(CleaningStep):
-    """Apply the URL rules, before any work on the page's text."""
+    """Reject web pages by the URL rules `limits`, before any work on their text. None turns the rules off."""
 
     name: ClassVar[str] = "address"
     limits: Limits | None
@@ -102,7 +102,7 @@ class JudgeAddress(CleaningStep):
 
 
 class JudgeText(CleaningStep):
-    """Apply the rules for running text, some of which remove lines. Conversations pass unchanged."""
+    """Apply the rules of `[corpus.rules]` to running text. Some rules remove lines. Conversations pass unchanged."""
 
     name: ClassVar[str] = "rules"
     counts_edits = True
@@ -114,7 +114,10 @@ class JudgeText(CleaningStep):
         return {}
 
     def rules_for(self, document: Document) -> Rules:
-        """Return the rules for the source of a document, without rule sets that are limited to other languages."""
+        """Return the rules for a document by its source and format.
+
+        Rule sets that `corpus.language.only_for` limits to other languages than the document's are left out.
+        """
         code = document.language if self.corpus.language.looks_at(document.format) else None
         key = document.source, document.format, code
         if key not in self._rules:
@@ -132,7 +135,10 @@ class JudgeText(CleaningStep):
 
 
 class FindEvaluationSets(CleaningStep):
-    """Drop, mask or report text from evaluation sets. Matched items are counted as SET/NUMBER."""
+    """Reject documents that contain text of evaluation sets, mask this text, or only report it, as `settings.action` says.
+
+    The statistics count each matched item as SET/NUMBER, with the item's number in its set.
+    """
 
     name: ClassVar[str] = "evaluation sets"
     settings: Contamination
@@ -169,7 +175,7 @@ class FindEvaluationSets(CleaningStep):
 
 
 class ReplacePersonalData(CleaningStep):
-    """Replace personal data by typed placeholders. Only counts of it are stored."""
+    """Replace personal data by placeholders for its kind. The statistics contain its counts by kind, never the data."""
 
     name: ClassVar[str] = "personal data"
     settings: PersonalData
@@ -188,7 +194,10 @@ class ReplacePersonalData(CleaningStep):
 
 
 def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
-    """Return the filters of a corpus in order. Raises InputError for an unusable filter of the recipe."""
+    """Return the filters of a corpus in the order in which they run, built-in ones and those of the recipe.
+
+    Raises InputError for an unusable filter of the recipe.
+    """
     users: list[Filter] = [make("filters", one.use, one.settings) for one in corpus.filters]
     filters = (
         CheckText(max_characters=corpus.rules.max_characters),
@@ -211,7 +220,7 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
 
 
 class Tally(defaultdict[str, Counter[str]]):
-    """Counts over many documents, by table and key. Tallies of parts can be merged."""
+    """Counts over many documents: a dict from the name of a table to a Counter of its keys."""
 
     def __init__(self) -> None:
         super().__init__(Counter)
@@ -227,7 +236,7 @@ class Tally(defaultdict[str, Counter[str]]):
         return self.documents_in - self[REJECTED].total()
 
     def merge(self, other: Mapping[str, Mapping[str, int]]) -> None:
-        """Add the counts of another tally in the form of `to_json`."""
+        """Add the counts of another tally, a dict from table to {key: count} as `to_json` returns."""
         for table, counts in other.items():
             self[table].update(counts)
 
@@ -238,7 +247,7 @@ class Tally(defaultdict[str, Counter[str]]):
 
 @dataclass(frozen=True)
 class Chain:
-    """The filters of a corpus, which are prepared once per process."""
+    """The filters of a corpus in the order in which they run, prepared once per process."""
 
     corpus: Corpus
     filters: tuple[Filter, ...]
@@ -254,7 +263,7 @@ class Chain:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """The sources by name."""
+        """The sources of the recipe by name."""
         return {source.name: source for source in self.corpus.sources}
 
     def clean(self, document: Document, tally: Tally) -> None:
@@ -313,7 +322,10 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
 
 
 def list_step_counts(tally: Tally, filters: Sequence[Filter]) -> list[dict[str, Any]]:
-    """Return rows {step, documents_in, rejected} of the reader and all filters, in order, from a tally of documents."""
+    """Return a row {step, documents_in, rejected} for the reader and for each filter, in the order in which they run.
+
+    `tally` has the counts over the documents, as `Chain.clean` adds them.
+    """
     rows, left = [], tally.documents_in
     for name in (READ, *(one.name for one in filters)):
         rejected = tally[REJECTED_IN][name]

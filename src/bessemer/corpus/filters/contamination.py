@@ -34,11 +34,16 @@ ROWS_AT_ONCE = 1000  # rows of a Parquet file read at a time
 
 
 class EvaluationOverlap(NamedTuple):
-    """The overlap of a document with the evaluation sets."""
+    """The overlap of a document with the evaluation sets.
 
-    # set -> indices of the matched items in the set's file, from 0, ascending; sets without a match are left out
+    Attributes:
+        items: Name of a set -> indices of the matched items in the set's file, from 0, ascending. Sets without a match
+            are left out.
+        spans: Character ranges [start, end) of the matching text, ascending and disjoint.
+    """
+
     items: dict[str, tuple[int, ...]]
-    spans: tuple[Span, ...]  # character ranges of the matching text, ascending and disjoint
+    spans: tuple[Span, ...]
 
 
 NO_OVERLAP = EvaluationOverlap({}, ())
@@ -46,17 +51,29 @@ NO_OVERLAP = EvaluationOverlap({}, ())
 
 @dataclass(frozen=True, eq=False)
 class GramIndex:
-    """An index of the n-grams of all evaluation sets. It is built once per process and is thread-safe."""
+    """An index of the n-grams of all evaluation sets. It is built once per process and is thread-safe.
 
-    names: tuple[str, ...]  # names of the sets
-    sizes: tuple[int, ...]  # number of items of each set
-    unsearched: tuple[int, ...]  # number of items of each set whose texts are all too short to search for
+    Attributes:
+        names: Names of the sets.
+        sizes: Number of items of each set.
+        unsearched: Number of items of each set whose texts are all too short to search for.
+        min_share: Minimum share of an item's n-grams that a matching document contains.
+        lengths: Lengths of the n-grams in words, ascending.
+        slots: Hash table from n-gram to its index, with `numbers` (see text.ngrams.table).
+        numbers: The indices in this hash table.
+        occurs: Sparse matrix, 1 where an n-gram (row) occurs in an item (column, numbered over all sets).
+        grams: Number of distinct n-grams of each item.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    unsearched: tuple[int, ...]
     min_share: float
-    lengths: NDArray[np.int64]  # lengths of the n-grams in words, ascending
-    slots: NDArray[np.uint64]  # with `numbers` a hash table from n-gram to its index
+    lengths: NDArray[np.int64]
+    slots: NDArray[np.uint64]
     numbers: NDArray[np.int32]
-    occurs: csr_array  # 1 where an n-gram (row) occurs in an item (column, numbered over all sets)
-    grams: NDArray[np.int64]  # number of distinct n-grams of each item
+    occurs: csr_array
+    grams: NDArray[np.int64]
 
 
 def build(settings: Settings) -> GramIndex:
@@ -94,7 +111,10 @@ def build(settings: Settings) -> GramIndex:
 
 
 def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of the n-grams in an item's texts, and add the values of n to `lengths`."""
+    """Return the distinct hashes of the n-grams in the texts of one item, and add the values of n to `lengths`.
+
+    A text of fewer than `settings.ngram` words is one n-gram as a whole, and one below `min_words` has none.
+    """
     parts = [np.empty(0, dtype=np.uint64)]
     for text in texts:
         hashes, _ = folded_words(normalise_foreign(text))
@@ -106,7 +126,7 @@ def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[n
 
 
 def check(text: str, index: GramIndex) -> EvaluationOverlap:
-    """Find the overlap of a text with the evaluation sets in one pass."""
+    """Find which items of the evaluation sets a text contains, and where, in one pass over the text."""
     hits, hit_spans = find(text, index.lengths, index.slots, index.numbers)
     if not len(hits):
         return NO_OVERLAP
@@ -143,8 +163,9 @@ def statistics(index: GramIndex, documents: Mapping[str, int], matches: Collecti
         matches: The matched items, as SET/NUMBER.
 
     Returns:
-        Rows {name, items, searched, items_touched, documents, share}. `searched` counts the items with a text that is long
-            enough, and `share` is the matched part of those.
+        Rows {name, items, searched, items_touched, documents, share}. `searched` counts the items with a text that is
+            long enough to search for, `items_touched` those that a document matches, and `share` is items_touched /
+            searched.
     """
     touched = Counter(item.rpartition("/")[0] for item in matches)
     rows = []
@@ -158,7 +179,7 @@ def statistics(index: GramIndex, documents: Mapping[str, int], matches: Collecti
 
 
 def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
-    """Yield the texts of each item in file order.
+    """Yield the list of texts of each item of an evaluation set, in file order.
 
     An unreadable item raises InputError, because skipping it would let the model train on it.
     """
@@ -176,9 +197,9 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield (position for an error message, value) of each line that is not blank.
+    """Yield (position, value) of each line that is not blank. The position, such as ": line 3", is for error messages.
 
-    The value is the text in a .txt file, else the JSON value, or None if it is invalid.
+    The value is the line itself in a .txt file, else its parsed JSON, or None if that is invalid.
     """
     with pa.input_stream(str(path), compression="detect") as stream:
         for number, raw in enumerate(io.BufferedReader(stream), 1):
@@ -191,7 +212,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield each row of a Parquet file as `_lines` does, with no position."""
+    """Yield ("", row as a dict) for each row of a Parquet file. The empty string takes the place of the position in `_lines`."""
     with pq.ParquetFile(path) as parquet:
         for batch in parquet.iter_batches(ROWS_AT_ONCE):
             yield from (("", row) for row in batch.to_pylist())
@@ -209,7 +230,10 @@ def _texts(row: object, fields: Sequence[str], where: str) -> list[str]:
 
 
 def _strings(value: object, where: str) -> list[str]:
-    """Return all strings in a field, including those in nested lists and objects (choices, answers), but no numbers."""
+    """Return all strings in a field, including those in nested lists and objects (choices, answers), but no numbers.
+
+    Raises InputError for a value of another type, at the position `where`.
+    """
     if isinstance(value, str):
         return [value]
     if value is None or isinstance(value, int | float):

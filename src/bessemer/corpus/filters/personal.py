@@ -28,7 +28,11 @@ PATTERNS = {name: re.compile(pattern, re.VERBOSE) for name, pattern in FACTS["pa
 
 
 def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
-    """Return the text with placeholders, and counts by kind. The more specific of two overlapping kinds wins. Linear time."""
+    """Return the text with personal data replaced by placeholders, and the number of replacements by kind.
+
+    Of two overlapping spans the one of the more specific kind is replaced. The time is linear in the length of the
+    text.
+    """
     spans: list[tuple[int, int, int, str]] = []
     for rank, (kind, find) in enumerate(_finders(settings)):
         spans += [(start, rank, end, kind) for start, end in find(text)]
@@ -46,7 +50,10 @@ def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
 
 
 def _finders(settings: PersonalData) -> Iterator[tuple[str, Finder]]:
-    """Yield (kind, finder) for the kinds of the recipe, with more specific forms first."""
+    """Yield (kind of personal data, function that yields its spans in a text) for each kind that the recipe names.
+
+    Kinds with a more specific form come first.
+    """
     finders: dict[str, Finder] = {
         "email": emails,
         "iban": ibans,
@@ -75,7 +82,8 @@ PUBLIC_IPV6 = IPv6Network("2000::/3")
 def emails(text: str) -> Iterator[Span]:
     """Yield spans of e-mail addresses with the length limits of RFC 5321.
 
-    It skips example domains (RFC 2606), `git@`, file names and units.
+    It skips example domains (RFC 2606), `git@`, and names with an @ that end like a file (icon@2x.png) or a systemd
+    unit.
     """
     if "@" not in text:
         return
@@ -160,7 +168,7 @@ def ibans(text: str) -> Iterator[Span]:
 
 @cache
 def iban_pattern(country: str) -> re.Pattern[str] | None:
-    """Return a pattern of a country's IBANs; None for an unknown country.
+    """Return a regular expression that matches IBANs of a country, a two-letter code; None for an unknown country.
 
     The length is from python-stdnum's copy of the SWIFT IBAN Registry.
     """
@@ -189,7 +197,10 @@ def _is_valid(validator: Any, number: str) -> bool:
 
 
 def phones(text: str, region: str | None = None) -> Iterator[Span]:
-    """Yield spans of valid phone numbers; with `region` also in its national format. Raises InputError without phonenumbers."""
+    """Yield spans of valid phone numbers in international format, and with `region` also in this country's national one.
+
+    Raises InputError if the package phonenumbers is not installed.
+    """
     library = _package("phonenumbers")
     if region is not None and region not in library.SUPPORTED_REGIONS:
         raise InputError(

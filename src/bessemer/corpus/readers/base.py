@@ -44,20 +44,29 @@ MAY_RAISE = (*DAMAGE, BessemerError)
 
 
 def damage_of(error: Exception) -> str:
-    """Return a short description of a damaged file, for the details of the documents that are lost."""
+    """Return a short description of the error that reading a damaged file raised, for the details of rejected documents."""
     return getattr(error, "strerror", None) or first_line(error)[:300]
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a source as the listing found it: where it is and which version of it."""
+    """A file of a source as the listing found it: where it is and which version of it.
 
-    path: str  # on this machine, or a URL in an object store
-    name: str  # path relative to the recipe's entry, which is the same on every machine
-    size: int  # bytes
+    Attributes:
+        path: Path on this machine, or a URL in an object store.
+        name: Path relative to the recipe's entry, which is the same on every machine.
+        size: Size in bytes.
+        mtime_ns: Modification time in nanoseconds; 0 if it is unknown.
+        etag: Hash of the content, from object stores.
+        is_regular: False for pipes, sockets and devices, where a read could block forever.
+    """
+
+    path: str
+    name: str
+    size: int
     mtime_ns: int
-    etag: str = ""  # hash of the content, from object stores
-    is_regular: bool = True  # false for pipes, sockets and devices, where a read could block forever
+    etag: str = ""
+    is_regular: bool = True
 
     @property
     def stamp(self) -> str:
@@ -72,33 +81,56 @@ def stamp(size: int, mtime_ns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The range of a file that one call of `Reader.read` reads."""
+    """The range of a file that one call of `Reader.read` reads.
 
-    path: str  # path of the file
-    name: str  # name of the file in the corpus
-    format: str  # format of the reader
-    start: int = 0  # first unit of the part; the reader chooses the unit, such as a byte or a row group
-    end: int | None = None  # end of the part, exclusive; None for the end of the file
-    size: int = 0  # bytes to read, for the budget and the progress bar; an estimate for compressed lines
-    damage: str = ""  # description of known damage
-    reason: str = "bad_record"  # reason in reasons.toml under which that damage is counted
-    layout: str = ""  # layout of the file, for readers that distinguish several
-    stamp: str = ""  # stamp of the file when it was listed
+    Attributes:
+        path: Path of the file.
+        name: Name of the file in the corpus.
+        format: Format of the reader.
+        start: First unit of the part. The reader chooses the unit, such as a byte or a row group.
+        end: End of the part, exclusive; None for the end of the file.
+        size: Bytes to read, for the budget and the progress bar; an estimate for compressed lines.
+        damage: Description of known damage; "" for none.
+        reason: Reason in reasons.toml under which that damage is counted.
+        layout: Layout of the file, for readers that distinguish several.
+        stamp: `File.stamp` of the file when it was listed.
+    """
+
+    path: str
+    name: str
+    format: str
+    start: int = 0
+    end: int | None = None
+    size: int = 0
+    damage: str = ""
+    reason: str = "bad_record"
+    layout: str = ""
+    stamp: str = ""
 
 
 @dataclass
 class Context:
-    """The source, format and recipe that a reader works for, with its findings so far."""
+    """The source, format and recipe that a reader works for, with its findings so far.
+
+    Attributes:
+        source: The source.
+        format: Name of the format.
+        corpus: The `[corpus]` table of the recipe.
+        part_bytes: Target size of the parts of a file that can be split.
+        beginning_bytes: Bytes to sample from a file that cannot be split; None to read all of it.
+        missing: Messages on files in whose first records the text field is missing.
+        keys: Keys of `text_key` that the first records of the files have.
+        passed_over: Number of records of each type that never holds a document.
+    """
 
     source: Source
     format: str
     corpus: Corpus
-    part_bytes: int = 0  # target size of the parts of a file that can be split
-    beginning_bytes: int | None = None  # bytes to sample from a file that cannot be split; None to read all of it
-    # Findings in the first records of each file: problems with missing text, and all keys
+    part_bytes: int = 0
+    beginning_bytes: int | None = None
     missing: list[str] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
-    passed_over: Counter[str] = field(default_factory=Counter)  # records of types that never hold a document, by type
+    passed_over: Counter[str] = field(default_factory=Counter)
 
 
 class Reader(ExtensionBase, ABC):
@@ -154,12 +186,18 @@ class Reader(ExtensionBase, ABC):
         """
 
     def part(self, file: File, start: int = 0, end: int | None = None, size: int | None = None, **more: str) -> Part:
-        """Return a part of a file. `size` is its approximate size in bytes and defaults to the size of the file."""
+        """Return a part of a file. `more` are further fields of `Part`.
+
+        `size` is its approximate size in bytes and defaults to the size of the file.
+        """
         size = file.size if size is None else size
         return Part(file.path, file.name, self.context.format, start, end, size, stamp=file.stamp, **more)
 
     def _stream(self, file: File, layout: str = "") -> Part:
-        """Return a part for a file that cannot be split: the whole file, or its beginning when a sample is read."""
+        """Return a part for a file that cannot be split: the whole file, or its beginning when a sample is read.
+
+        `layout` is the layout of the file, for readers that distinguish several.
+        """
         if (end := self.context.beginning_bytes) is None:
             return self.part(file, layout=layout)
         return self.part(file, 0, end, min(end, unpacked_size(file.path, file.size)), layout=layout)
@@ -182,7 +220,7 @@ class Reader(ExtensionBase, ABC):
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:
-    """Create the reader for files of a source.
+    """Create the reader for files of a source in the format `format_`. `more` are further fields of its `Context`.
 
     Raises InputError if the library that `[corpus.extract]` names is not installed.
     """

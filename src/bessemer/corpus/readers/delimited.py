@@ -37,7 +37,10 @@ class _TableLines:
 
 
 def header(lines: Iterable[str]) -> tuple[list[str], str, bool]:
-    """Return the columns of a table, its delimiter, and whether quotation marks may be text."""
+    """Return (names of the columns, delimiter, is_plain) from the first line of a table that is not blank.
+
+    `is_plain` is True for a TSV whose header has no quotes, in which a quotation mark may be text.
+    """
     line = next((line for line in lines if line.strip()), "")
     commonest = max(DELIMITERS, key=line.count)
     delimiter = commonest if commonest in line else NO_DELIMITER
@@ -46,9 +49,9 @@ def header(lines: Iterable[str]) -> tuple[list[str], str, bool]:
 
 
 def rows(text: TextIO) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield (text, fields by column, problem) for each row below the header. `problem` is "" for a valid row.
+    """Yield (text of the row, {column: field}, problem) for each row below the header.
 
-    Raises ValueError for a line that is too long.
+    `problem` describes why a row is invalid; it is "" for a valid one. Raises ValueError for a line that is too long.
     """
     csv.field_size_limit(MAX_LINE_CHARACTERS)
     lines = _TableLines(text)

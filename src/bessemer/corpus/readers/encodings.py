@@ -36,9 +36,9 @@ def foreign_format(head: bytes) -> str:
 
 
 def unicode_of(raw: bytes) -> str:
-    """Return the Unicode encoding that a byte order mark shows; "" without one.
+    """Return the name of the Unicode codec that a byte order mark shows; "" without one.
 
-    Its codec removes the byte order mark.
+    The codec removes the byte order mark.
     """
     return next((name for mark, name in BOMS if raw.startswith(mark)), "")
 
@@ -53,13 +53,16 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def decode_text(raw: bytes, encoding: str = "") -> str:
-    """Decode a whole file by its byte order mark, as UTF-8, or with `encoding`. Raises UnicodeDecodeError."""
+    """Decode a whole file: by its byte order mark if it has one, else as UTF-8, else with `encoding`.
+
+    Raises UnicodeDecodeError if none of them fits.
+    """
     name = unicode_of(raw)
     return raw.decode(name) if name else decode(raw, encoding)
 
 
 def decode(raw: bytes, encoding: str = "") -> str:
-    """Decode bytes as UTF-8, else with `encoding`. Raises UnicodeDecodeError.
+    """Decode bytes as UTF-8, or with `encoding` if they are not UTF-8. Raises UnicodeDecodeError if neither fits.
 
     Text in other encodings is practically never valid UTF-8.
     """
@@ -72,7 +75,10 @@ def decode(raw: bytes, encoding: str = "") -> str:
 
 
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
-    """Return a rejected document for bytes that could not be decoded, with their probable encoding."""
+    """Return a rejected document for bytes that could not be decoded, with their probable encoding as the detail.
+
+    `key` is the key of the document, and `error` the failure.
+    """
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
     head = raw[:4000].decode("utf-8", "replace")
     if error.encoding != "utf-8":
@@ -85,7 +91,7 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
 
 
 def codec(label: str | None) -> str | None:
-    """Return Python's codec for a web charset label (WHATWG Encoding Standard, section 4.2), or None."""
+    """Return Python's codec for a web charset label (WHATWG Encoding Standard, section 4.2); None for an unknown label."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     name = map_encoding_to_html5(label or "", fallback_utf8=False)
@@ -93,7 +99,7 @@ def codec(label: str | None) -> str | None:
 
 
 def detected(raw: bytes) -> str | None:
-    """Return the probable encoding of bytes by uchardet (in resiliparse), or None."""
+    """Return the probable encoding of bytes by uchardet (in resiliparse); None if it cannot tell."""
     from resiliparse.parse.encoding import detect_encoding
 
     return codec(detect_encoding(raw, html5_compatible=False))

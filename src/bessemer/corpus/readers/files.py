@@ -36,7 +36,10 @@ TEST_FOLDERS = ("test", "tests")  # inputs of tests, which the format `descripti
 
 
 def contents(files: Sequence[File]) -> list[list[Any]]:
-    """Return [name, size, hash] of each file, which do not depend on its location or time."""
+    """Return [name, size, hash] of each file, which stay equal if the files are moved or touched.
+
+    The hash is of the content, or the store's ETag for a remote file.
+    """
 
     def content(file: File) -> list[Any]:
         hashed = file.etag or str(file.mtime_ns)
@@ -54,11 +57,15 @@ def contents(files: Sequence[File]) -> list[list[Any]]:
 
 @dataclass
 class Listing:
-    """The files that the paths of a source contain: those that it reads, and others."""
+    """The files that the paths of a source contain: those that it reads, and others.
 
-    read: list[File]  # files of the source's format, sorted by name
-    # Other files in the folders, sorted by name: those with other endings and irregular ones. It has no hidden files, no
-    # files that `exclude` names, and none from folders of the running Python.
+    Attributes:
+        read: Files that the source reads, sorted by name.
+        other: Other files in the folders, sorted by name: those with other endings and irregular ones. Hidden files,
+            files that `exclude` names, and files in folders of the running Python are left out.
+    """
+
+    read: list[File]
     other: list[File]
 
 
@@ -112,7 +119,7 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
 
 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
-    """Yield the files below a URL, without hidden files and folders."""
+    """Yield the files below the URL `pattern`, without hidden files and folders. Errors name the recipe key `where`."""
     filesystem.check_url(pattern, where)
     try:
         for url, size, mtime_ns, etag in filesystem.entries(pattern, source):
@@ -201,7 +208,7 @@ def ending(name: str) -> str:
 
 
 def base_folder(patterns: tuple[str, ...]) -> Path:
-    """Return the common parent of all local paths of the recipe, which file names are relative to.
+    """Return the common parent of the local paths among a source's `paths`. The names of its files are relative to it.
 
     Names and identities thus stay the same when the data is moved.
     """

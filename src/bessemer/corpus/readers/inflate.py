@@ -33,12 +33,12 @@ SUSPECT_BYTES = 1 << 20  # smaller content is never treated as a bomb
 
 
 def compression_of(path: str) -> str:
-    """Return the compression of a file from its name; "" for none."""
+    """Return the compression of a file, such as "gzip", from the ending of its name; "" for none."""
     return COMPRESSIONS.get(os.path.splitext(path)[1].lower(), "")
 
 
 def without_compression(name: str) -> str:
-    """Return the name without the ending of a compression."""
+    """Return a file name without the ending of a compression, such as .gz, if it has one."""
     return os.path.splitext(name)[0] if compression_of(name) else name
 
 
@@ -64,9 +64,9 @@ def _decoder(compression: str) -> Any:
 
 
 def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
-    """Yield the content of all members of a file, which zeros may separate.
+    """Yield the decompressed content of a file in blocks. A file may have several members, with zeros between them.
 
-    Raises Damaged after all content before the damage has been yielded.
+    `compression` is a value of COMPRESSIONS. Raises Damaged after all content before the damage has been yielded.
     """
     file.seek(0)
     decoder: Any = None
@@ -116,7 +116,7 @@ class InflatedFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read at most the rest of the current block into the buffer."""
+        """Copy at most the rest of the current block into the buffer and return the number of bytes; 0 at the end."""
         self.block = self.block or memoryview(next(self.blocks, b""))
         count = min(len(buffer), len(self.block))
         buffer[:count], self.block = self.block[:count], self.block[count:]
@@ -124,7 +124,10 @@ class InflatedFile(io.RawIOBase):
 
 
 def beginning(file: BinaryIO, compression: str, limit: int) -> bytes:
-    """Return the first decompressed bytes of a file, at most `limit`, or fewer if it is damaged."""
+    """Return the first `limit` bytes of a file's decompressed content, or fewer if the file is shorter or damaged.
+
+    `compression` is a value of COMPRESSIONS, or "" for a file that is not compressed.
+    """
     if not compression:
         return file.read(limit)
     head = b""

@@ -28,10 +28,10 @@ THREADS = 16  # they wait mostly for disks and file servers
 
 
 def plan(source: Source, files: list[File]) -> list[Part]:
-    """Return the parts of a source's files, format by format.
+    """Return the parts of a source's files, grouped by format. With a byte budget (`max_bytes`), they are a sample.
 
-    The beginnings of files with records are checked first. A file that is not JSON becomes one damaged part, and a `text_key`
-    that no file has raises InputError.
+    The beginnings of files with records are checked first. A file that is not JSON becomes one part with a description
+    of the damage. Raises InputError for a `text_key` that no file has, and if no file can be read.
     """
     total, parts, readers = sum(file.size for file in files), list[Part](), list[Reader]()
     for format_, mine in files_by_format(source, files).items():
@@ -94,7 +94,7 @@ def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) 
 
 
 def _sample(parts: list[Part], budget: int) -> list[Part]:
-    """Return the parts that fit in a byte budget, in order of their hash; at least one."""
+    """Return parts whose total size fits in a byte budget, chosen in the order of a hash of their name; at least one."""
     chosen, room = list[Part](), budget
     ordered = sorted(parts, key=lambda part: hashlib.blake2b(
         f"{part.name}\0{part.start}".encode("utf-8", "surrogatepass"), digest_size=16
@@ -112,7 +112,7 @@ Item = TypeVar("Item")
 
 
 def in_groups(items: Iterable[Item], limit: int, cost: Callable[[Item], int]) -> Iterator[tuple[Item, ...]]:
-    """Yield groups of consecutive items whose cost is at most `limit`; a more expensive item is alone in its group."""
+    """Yield groups of consecutive items whose total cost is at most `limit`. An item that costs more is alone in its group."""
     group, total = list[Item](), 0
     for item in items:
         if group and total + cost(item) > limit:

@@ -85,7 +85,10 @@ def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, st
 
 
 def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the names of fields as a recipe writes them, with dotted names for fields of nested objects."""
+    """Yield the names of a record's fields as a recipe writes them, with dotted names for fields of nested objects.
+
+    Objects are opened down to `depth` levels.
+    """
     for name, value in fields.items():
         if depth > 1 and isinstance(value, dict) and value:
             yield from (f"{name}.{inner}" for inner in named(value, depth - 1))
@@ -94,7 +97,10 @@ def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]
 
 
 def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
-    """Return the message for a missing text field or column (`kind`), with the existing ones and advice."""
+    """Return the message for a missing text field or column, with the existing names and advice.
+
+    `kind` is "field" or "column", and `text_key` the name that is missing.
+    """
     fix = '; set text_key (for conversations with format = "chat"; or pair_keys), or exclude the file'
     return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
 
@@ -114,7 +120,7 @@ def set_label(record: Document, where: str, value: object) -> None:
 
 
 def _small(fields: dict[str, object], position: dict[str, object]) -> dict[str, object]:
-    """Return the fields to store as metadata: short strings and numbers whose names are not in `position`."""
+    """Return the fields to store as metadata: at most MAX_FIELDS short strings and numbers with names not in `position`."""
     metadata: dict[str, object] = {}
     for name, value in fields.items():
         small = isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS

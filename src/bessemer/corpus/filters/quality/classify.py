@@ -30,10 +30,11 @@ EXCERPT_CHARACTERS = 400
 
 
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
-    """Return what the scores depend on besides `[corpus]` and its documents, for the stage's digest.
+    """Return the inputs of the scores besides `[corpus]` and its documents, to compute the digest of the corpus stage.
 
-    These are the named model and the files of examples. Raises InputError for an entry that is neither a source nor a path
-    with examples.
+    They are the hash of the model that the recipe names, and a list of (name, size, hash) of the files of each entry of
+    corpus.quality.high and .low that is not a source. Raises InputError for an entry that is neither a source nor a
+    path with examples.
     """
     facts: list[Any] = [model_sha256(settings)]
     for entry in (*settings.high, *settings.low):
@@ -43,11 +44,19 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
 
 
 def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
-    """Train the classifier and write it to `folder`/quality/, or open the one that the recipe names.
+    """Train the classifier and write it to `folder`/quality/, or evaluate the one that the recipe names.
 
-    Returns the entries of quality.json on the model, its labelled documents and its test metrics. `tables` yields the clean
-    documents of at least the sources it is called with. Raises InputError for unusable examples or an unusable model, and
-    Stopped.
+    Args:
+        settings: The `[corpus.quality]` table of the recipe.
+        sources: Names of the sources of the corpus.
+        tables: Function of columns and sources that yields tables of the clean documents of at least these sources.
+        folder: Folder for the classifier.
+
+    Returns:
+        The entries of quality.json on the model, on its labelled documents, and on its metrics on the test documents.
+
+    Raises:
+        InputError: The examples or the model are unusable.
     """
     names = tuple(sorted(sources))
     for name in settings.sources:
@@ -93,7 +102,7 @@ def train(settings: Quality, labelled: Labelled) -> LinearModel:
 
 
 def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
-    """Fit a logistic regression to rows of features; `high` is True for documents of high quality.
+    """Fit a logistic regression to rows of features. `high` is True for documents of high quality.
 
     Returns the bias and the weights, calibrated by Platt's sigmoid on cross-validated logits.
     """
@@ -116,9 +125,10 @@ def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
 
 
 def held_out(scores: Vector, high: Labels) -> dict[str, Any]:
-    """Return the metrics of quality.json from the scores and the labels of the test documents.
+    """Return metrics by name for quality.json, from the classifier's scores and the labels of the test documents.
 
-    `accuracy`, `f1`, `precision` and `recall` classify a score of at least 0.5 as high quality.
+    `accuracy`, `f1`, `precision` and `recall` treat a score of at least 0.5 as high quality. Also has `roc_auc`,
+    `log_loss` and `brier`, and the numbers of all `documents` and of those with label `high`.
     """
     from sklearn import metrics
 

@@ -35,7 +35,10 @@ Scores = npt.NDArray[np.float32]
 
 
 class QualityStep(GlobalStep, Quality):
-    """Score documents with a classifier, and reject those with low scores if the recipe says so."""
+    """Score documents with a classifier, and reject those with low scores if the recipe says so.
+
+    `classifier` is the folder of the classifier, once it is trained.
+    """
 
     name = "quality"
     action = "scoring quality"
@@ -47,7 +50,7 @@ class QualityStep(GlobalStep, Quality):
         return self.on
 
     def run(self, documents: CorpusDocuments, report: Path) -> None:
-        """Write quality.json to `report`, and the classifier if it was trained here."""
+        """Score all documents, and write quality.json to `report`, with the classifier if it was trained in this build."""
         names = sorted(source.name for source in documents.corpus.sources)
         path = documents.folder / CLASSIFIER
 
@@ -72,7 +75,7 @@ class QualityStep(GlobalStep, Quality):
         return facts.append_column("excerpt", [pa.array(excerpts, pa.string())])
 
     def decide(self, facts: Iterator[pa.Table], report: Path) -> float:
-        """Write quality.json and return the lowest score that is kept. `facts` are the tables of `collect`."""
+        """Write quality.json to `report` and return the lowest score that is kept. `facts` are the tables of `collect`."""
         by_source, shown = defaultdict[str, list[Scores]](lambda: [np.zeros(0, np.float32)]), list[pa.Table]()
         for table in facts:
             for name in pc.unique(table["source"]).to_pylist():
@@ -108,7 +111,10 @@ class QualityStep(GlobalStep, Quality):
         return cut
 
     def judge(self, facts: pa.Table, decided: float) -> Iterator[DocumentVerdict]:
-        """Yield a verdict with the score of each document, and the reason if its score is below the limit `decided`."""
+        """Yield a verdict with the score of each document, which rejects it if its score is below `decided`.
+
+        `facts` is a table of `collect`. Documents of sources that `judges` excludes are never rejected.
+        """
         scores, limit = scores_of(facts), limit_in_words(self, decided)
         is_good, sources = stays(self, scores, decided).tolist(), facts["source"].to_pylist()
         for row, score in enumerate(scores.tolist()):
@@ -122,7 +128,7 @@ class QualityStep(GlobalStep, Quality):
 
 
 def scores_of(facts: pa.Table) -> Scores:
-    """Return the column `score` of a table of `QualityStep.collect`."""
+    """Return the scores in a table of `QualityStep.collect` as float32."""
     return np.asarray(facts["score"].to_numpy(), np.float32)
 
 
@@ -138,25 +144,31 @@ def example_rows(facts: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the scores to keep. `cut` is the lowest score that use = "filter" keeps; other uses keep all."""
+    """Return a mask of the scores of documents to keep.
+
+    With use = "filter" they are those of at least `cut`. Other values of `use` keep all.
+    """
     kept: npt.NDArray[np.bool_] = scores.astype(np.float64) >= (np.float32(cut) if settings.use == "filter" else 0.0)
     return kept
 
 
 def cut_of_share(scores: npt.NDArray[np.float32], share: float) -> float:
-    """Return the lowest score among the best `share` of some scores, at least one of them; 0 for no scores."""
+    """Return the lowest of the best `share` (0 to 1) of some scores.
+
+    The share includes at least one score. Returns 0 if there are no scores.
+    """
     if not len(scores):
         return 0.0
     return float(np.sort(scores)[::-1][max(round(share * len(scores)), 1) - 1])
 
 
 def limit_in_words(settings: Quality, cut: float) -> str:
-    """Describe the lowest score that is kept, for the details of rejected documents; "" if none is rejected."""
+    """Describe the lowest score `cut` that is kept, for the details of rejected documents; "" if no document is rejected."""
     if settings.use == "filter" and settings.keep_share is not None:
         return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
     return f"threshold {cut:g}" if settings.use == "filter" else ""
 
 
 def bin_of(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the histogram bin of each score from 0 to 1."""
+    """Return the index of the histogram bin of each score. HISTOGRAM_BINS bins of equal width divide the range from 0 to 1."""
     return np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)

@@ -36,7 +36,14 @@ DIGITS = 6  # decimals of a score; further ones differ between processors
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A calibrated logistic regression over hashed words, word pairs and statistics."""
+    """A calibrated logistic regression over hashed words, word pairs and statistics.
+
+    Attributes:
+        read_bytes: Number of bytes at the beginning of a text that the model reads.
+        hash_bits: Logarithm to base 2 of the number of hash buckets for words and word pairs.
+        bias: Bias of the logit.
+        weights: Weight of each feature, (2^hash_bits + NUM_STATISTICS,).
+    """
 
     read_bytes: int
     hash_bits: int
@@ -44,9 +51,9 @@ class LinearModel:
     weights: npt.NDArray[np.float32]
 
     def score(self, texts: Sequence[str]) -> Vector:
-        """Return the probability that each text is of high quality, for equal priors of high and low, rounded to DIGITS.
+        """Return the probability that each text is of high quality, for equal priors of high and low.
 
-        The summation order is fixed, so that scores do not depend on the batch.
+        It is rounded to DIGITS decimals. The summation order is fixed, so that scores do not depend on the batch.
         """
         logits, weights = [np.zeros(0)], self.weights.astype(np.float64)
         for first in range(0, len(texts), TEXTS_AT_ONCE):
@@ -64,7 +71,10 @@ class LinearModel:
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
-        """Load a saved model from its folder or a run directory without executing code from the files. Raises InputError."""
+        """Load a saved model from its folder or from a run directory, without executing code from the files.
+
+        Raises InputError if the files are missing, damaged or of another version.
+        """
         path = description_file(folder)
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
@@ -80,7 +90,13 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A supervised fastText model, such as DCLM's. The score is the probability of one label."""
+    """A supervised fastText model, such as DCLM's. The score is the probability of one label.
+
+    Attributes:
+        label: This label.
+        read_bytes: Number of bytes at the beginning of a text that the model reads.
+        model: The loaded fastText model.
+    """
 
     label: str
     read_bytes: int
@@ -122,7 +138,10 @@ def description_file(folder: Path) -> Path:
 
 
 def model_sha256(settings: Quality) -> str:
-    """Return the SHA-256 of the classifier that a recipe names, because the corpus depends on it; "" for none."""
+    """Return the SHA-256 of the classifier that a recipe names, because the corpus depends on it; "" if it names none.
+
+    Returns the path instead if there is no such file, whose loading later raises an error.
+    """
     if settings.model is None:
         return ""
     path = Path(settings.model).expanduser()
@@ -139,7 +158,8 @@ STATISTICS_SCALE = 0.3  # keeps the statistics small compared with the unit-leng
 def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> csr_array:
     """Return the features of the first `read_bytes` bytes of each text, shape (texts, 2^hash_bits + NUM_STATISTICS).
 
-    The value of each occurring bucket is 1 / sqrt(distinct buckets), so that a bag of words has length 1 for any text.
+    The first columns are hash buckets of words and word pairs. Each bucket that occurs has the value 1 / sqrt(number of
+    occurring buckets), so that this part has length 1 for any text. The last columns are statistics of the text.
     """
     columns, values, ends = [np.zeros(0, dtype=np.int32)], [np.zeros(0)], [0]
     last = np.arange(1 << hash_bits, (1 << hash_bits) + NUM_STATISTICS, dtype=np.int32)
@@ -155,7 +175,11 @@ def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> csr_array:
 
 
 def _statistics(text: str) -> tuple[float, ...]:
-    """Return shares of characters and lines with certain properties, and logarithms of lengths divided by 10."""
+    """Return NUM_STATISTICS statistics of a text, in fixed order.
+
+    They are the shares of kinds of characters (such as digits and punctuation) and kinds of lines (such as short and
+    repeated ones), and the logarithms of the text length and of the mean line length, divided by 10.
+    """
     counts = Statistics(text)
     characters, lines = counts.characters, counts.lines
     visible, num_lines = max(characters.total - characters.white_space, 1), max(lines.total, 1)

@@ -40,13 +40,21 @@ SIDES = ("low", "high")
 
 @dataclass(frozen=True)
 class Labelled:
-    """The sample of labelled documents: low ones, then high ones, each sorted by identity."""
+    """The sample of labelled documents: those of low quality, then those of high quality, each sorted by identity.
 
-    texts: list[str]  # the part of each document that the classifier reads
+    Attributes:
+        texts: The part of each document that the classifier reads.
+        high: True for documents of high quality.
+        is_test: True for test documents, false for training documents.
+        num_documents: Number of documents in each entry of corpus.quality.high and .low, before sampling.
+        duplicates: Number of documents that were dropped because another one, of either class, has the same text.
+    """
+
+    texts: list[str]
     high: Labels
     is_test: npt.NDArray[np.bool_]
-    num_documents: dict[str, int]  # number of documents in each entry of `high` and `low`
-    duplicates: int  # documents dropped because another one, of either class, has the same text
+    num_documents: dict[str, int]
+    duplicates: int
 
     def subset(self, is_test: bool) -> tuple[list[str], Labels]:
         """Return the test texts or the training texts, and their labels."""
@@ -55,14 +63,18 @@ class Labelled:
 
 
 def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.float64]:
-    """Return a number in (0, 1) for each identity (dtype S16), which depends only on identity, purpose and seed."""
+    """Return a pseudorandom number in (0, 1) for each identity (dtype S16).
+
+    It depends only on the identity, the seed and `purpose`, a name that makes the draws for different uses independent.
+    """
     return ((keys(identities, purpose, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """Return 64 pseudorandom bits for each identity (dtype S16), which depend only on identity, purpose and seed.
+    """Return 64 pseudorandom bits for each identity (dtype S16), from SplitMix64's finaliser (Steele 2014).
 
-    They are from SplitMix64's finaliser (Steele 2014).
+    They depend only on the identity, the seed and `purpose`, a name that makes the draws for different uses
+    independent.
     """
     salt = key_of(f"quality {purpose} {seed}")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
@@ -76,9 +88,10 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
-    """Draw an equal number of documents of low and of high quality from the entries of corpus.quality.low and .high.
+    """Draw equally many documents of low and of high quality from the entries of corpus.quality.low and .high.
 
-    Raises InputError for an unknown entry or too few documents.
+    `sources` are the names of the sources, and `tables` is a function of columns and sources that yields tables of
+    their clean documents. Raises InputError for an unknown entry or too few documents.
     """
     num_documents, num_drawn = Counter[str](), 0
     by_text = defaultdict[str, dict[str, bytes]](dict)  # text -> its smallest identity in each class
@@ -105,7 +118,10 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
 
 
 def _labelled(entries: Sequence[str], sources: tuple[str, ...], tables: Tables) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (entry, table) with the documents of some entries of corpus.quality.high or .low."""
+    """Yield (entry, table of its documents) for the given entries of corpus.quality.high or .low.
+
+    An entry is the name of a source, whose documents `tables` yields, or else the path of files.
+    """
     inside = [entry for entry in entries if entry in sources]
     for table in tables(("identity", "source", "text"), inside) if inside else ():
         check_stop()
@@ -173,9 +189,10 @@ def _find(entry: str) -> tuple[Source, list[File]]:
 
 
 def _examples(entry: str) -> Iterator[pa.Table]:
-    """Yield tables (identity, text, source) of the documents in the files of an entry, which is their `source`.
+    """Yield tables (identity, text, source) of the documents in the files that an entry of corpus.quality names.
 
-    Identities are hashes of the path and the position in the file. Unreadable documents are skipped.
+    The column `source` contains the entry. Identities are hashes of the path and the position in the file. Unreadable
+    documents are skipped.
     """
     (source, files), root = _find(entry), Path(entry).expanduser().name
     try:

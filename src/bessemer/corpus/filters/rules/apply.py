@@ -29,7 +29,7 @@ ORDER = (
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
-    """Return the first rule that a normalised text breaks, or the text as edited by the rules.
+    """Return the rejection by the first rule that a normalised text breaks, or else the text as edited by the rules.
 
     `language` (ISO 639-1) selects the word lists. Raises InputError for an unreadable list or model.
     """
@@ -65,7 +65,10 @@ MAX_DATA_SHARE = 0.3
 
 
 def judge(statistics: Statistics, rules: Rules) -> Reject | None:
-    """Return the basic rule that a normalised text breaks, with the measured value, or None to keep it."""
+    """Return the rejection by the first basic rule that a normalised text breaks, with the measured value, or None.
+
+    The basic rules limit the length, the mean line length, and the shares of letters or digits and of distinct lines.
+    """
     text = statistics.text
     if not text or text.isspace():
         return Reject("empty", "")
@@ -124,7 +127,17 @@ Measure = Callable[["Statistics", Any], float | str | list[str] | None]
 
 
 class Rule(NamedTuple):
-    """A rule of a rule set: a measure of the text and the recipe key of its limit (fields: recipe/rule_sets.toml)."""
+    """A rule of a rule set in recipe/rule_sets.toml, which compares a measure of the text with a limit.
+
+    Attributes:
+        reason: One word for the reason of a rejection.
+        limit: Recipe key of the limit: max_..., min_..., or reject_..., with which a value that is not None rejects the
+            text.
+        measure: Function that measures a text.
+        means: Meaning of the reason.
+        detail: Format of the detail of a rejection; {shown} is the value with its limit.
+        digits: Decimals of the value.
+    """
 
     reason: str
     limit: str
@@ -162,9 +175,10 @@ MEASURES: dict[str, Measure] = {
 
 
 def _measure(value: str) -> Measure:
-    """Build the function that measures a text from `value` of a rule in recipe/rule_sets.toml, such as "lines.total".
+    """Return the function that measures a text as the field `value` of a rule in recipe/rule_sets.toml says.
 
-    With a denominator of 0, a share of lines is None and any other share is 0.
+    It is a count of text/statistics.py, such as "lines.total", a quotient "count / count", or a name in MEASURES. With
+    a denominator of 0, a share of lines is None and any other share is 0.
     """
     if value in MEASURES:
         return MEASURES[value]
@@ -199,7 +213,10 @@ RULE_KEYS = {
 
 
 def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
-    """Return the first rule of the rule set `name` that a text breaks, or None. `settings` has the limits of the set."""
+    """Return the rejection by the first rule of the rule set `name` that a text breaks, or None.
+
+    `statistics` has the counts of the text, and `settings` the limits of the rule set.
+    """
     for rule in RULES[name]:
         limit = getattr(settings, rule.limit)
         if limit is False:
@@ -226,10 +243,10 @@ CLOSING = (".", "?", "!", '"', "'")
 
 
 def edit_c4(statistics: Statistics, settings: Limits) -> tuple[Statistics, Reject | None]:
-    """Apply C4's line filters. Returns the edited text and the reason for rejection, if any.
+    """Apply C4's line filters. Returns the counts of the edited text, and the rejection of the text or None.
 
-    The rules are from Raffel et al. 2020, section 2.2, and from its code as in datatrove (pipeline/filters/c4_filters.py).
-    Sentences are split like spaCy's sentencizer does.
+    The rules are from Raffel et al. 2020, section 2.2, and from its code as in datatrove
+    (pipeline/filters/c4_filters.py). Sentences are split like spaCy's sentencizer does.
     """
     kept: list[str] = []
     for line in statistics.text.splitlines():

@@ -47,9 +47,10 @@ def entries(path: str, key: str) -> frozenset[str]:
 
 @cache
 def language_file(path: str, language: str, key: str) -> str | None:
-    """Return the path of the word list for a language: `path`, or if that is a folder, a file in it; None without one.
+    """Return the path of the word list for a language, or None if there is none.
 
-    Raises InputError that names the recipe key `key` if `path` is missing.
+    It is `path` itself, or if that is a folder, a file in it with the name of the language. Raises InputError that
+    names the recipe key `key` if `path` is missing.
     """
     file = Path(path)
     if file.is_file():
@@ -61,10 +62,11 @@ def language_file(path: str, language: str, key: str) -> str | None:
 
 
 def judge_url(url: str, settings: Limits) -> Reject | None:
-    """Return the reason to reject a URL, or None (Penedo et al. 2023, appendix).
+    """Return the reason to reject a URL by the lists of RefinedWeb's rules, or None (Penedo et al. 2023, appendix).
 
-    Domains include subdomains. Characters other than a-z and 0-9 separate words and are removed before substrings are
-    matched, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
+    A listed domain includes its subdomains. Characters other than a-z and 0-9 separate words. They are removed before
+    listed substrings are matched, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable
+    list.
     """
     small = searchable(url[:MAX_URL_CHARACTERS])
     words = set(OTHERS.split(small))
@@ -99,14 +101,18 @@ def _host(url: str) -> str:
 
 @cache
 def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
-    """Return the listed strings in the form that is searched for, sorted so that the reported one is the same in every run."""
+    """Return the listed strings without characters other than a-z and 0-9, sorted.
+
+    The order makes the substring that a rejection reports the same in every run.
+    """
     return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
 
 
 def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Reject | None:
-    """Return the reason to reject a text by the rule set `name` (adult or toxic), or None.
+    """Return the reason to reject a text by the rule set `name` ("adult" or "toxic"), or None.
 
-    Without a word list for the language only the classifier decides.
+    A text is rejected for too many words of the language's word list, or by a classifier's score. Without a word list
+    for the language only the classifier decides.
     """
     key = f"corpus.rules.{name}"
     lists, (max_words, max_share) = settings.word_lists, settings.limits
@@ -126,9 +132,9 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Rej
 
 
 def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
-    """Return the number of words of a text that the list `file` has, and of all words.
+    """Return the number of words and phrases of a text that the list `file` contains, and the text's number of words.
 
-    In languages without spaces the latter is the number of characters.
+    In languages without spaces the second is the number of characters. Errors name the recipe key `key`.
     """
     small = searchable(text)
     if language in UNSPACED:
@@ -140,7 +146,7 @@ def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, 
 
 @cache
 def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
-    """Read the entries of a word list as tuples of words, grouped by their first word."""
+    """Read the entries of a word list as tuples of words, grouped by their first word. Errors name the recipe key `key`."""
     phrases: dict[str, set[tuple[str, ...]]] = {}
     for entry in entries(file, key):
         words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))

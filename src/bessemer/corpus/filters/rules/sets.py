@@ -21,7 +21,7 @@ NO_BASIC_RULES: dict[str, Any] = {
 
 
 class RuleSet(CleaningStep):
-    """A filter that applies rule sets to running text, in the order of `[corpus.rules]`. Conversations pass unchanged."""
+    """A filter that applies the rule sets `sets` to running text, in a fixed order. Conversations pass unchanged."""
 
     counts_edits = True
     sets: ClassVar[tuple[str, ...]]
@@ -33,12 +33,12 @@ class RuleSet(CleaningStep):
         return rules
 
     def judge(self, document: Document) -> Reject | str | None:
-        """Return the first rule that the text breaks, or the edited text."""
+        """Return the rejection by the first rule that the text breaks, or else the edited text."""
         return None if document.format == "chat" else apply(document.text, self._rules)
 
 
 def _filter(title: str, *sets: str) -> type[RuleSet]:
-    """Create a filter class for rule sets. Its settings are the limits of all of them."""
+    """Create a filter class named `title` that applies the rule sets `sets`. Its settings are the limits of all of them."""
     bases = (RuleSet, *(LIMITS[name] for name in sets))
     facts = {"name": sets[0] if len(sets) == 1 else title.lower(), "sets": sets, "__module__": __name__}
     return new_class(

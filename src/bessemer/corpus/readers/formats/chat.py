@@ -11,7 +11,7 @@ from bessemer.corpus.readers.formats.parquet import ParquetReader
 
 
 class ChatReader(JsonlReader, ParquetReader):
-    """A reader of records as conversations."""
+    """A reader of JSON and Parquet files whose records are conversations."""
 
     suffixes = (".jsonl", ".ndjson", ".json", *ParquetReader.suffixes)
     is_compressible = True

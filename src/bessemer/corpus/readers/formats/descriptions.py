@@ -16,7 +16,10 @@ TOPICS = "pydoc_data/topics.py"  # a dictionary with the texts of the language r
 
 
 class DescriptionsReader(TextReader):
-    """A reader of prose in packages. It skips .txt files, which are licences, word lists and tables of data."""
+    """A reader of prose in installed Python packages: METADATA, documentation, and the topics of `help()`.
+
+    It skips .txt files, which are licences, word lists and tables of data.
+    """
 
     suffixes = ("METADATA", ".rst", ".md", TOPICS)
     is_compressible = False
@@ -47,7 +50,7 @@ def description(text: str) -> str:
 
 
 def topics(code: str) -> dict[str, str]:
-    """Return the texts in pydoc_data/topics.py, which is parsed as a literal and never run.
+    """Return the texts in pydoc_data/topics.py by topic. The code is parsed as a literal and never run.
 
     Raises ValueError for other code.
     """

@@ -29,13 +29,21 @@ _SEPARATORS = re.compile(r"[\s,\[\]]*")  # includes the brackets of an array, wh
 
 @dataclass(frozen=True)
 class Inspection:
-    """The layout of a file of records and the problems with it, as seen at its beginning."""
+    """The layout of a file of records and the problems with it, as seen at its beginning.
 
-    # "lines" for JSON lines, "values" for an array or consecutive JSON values, "csv" for a table, "" for an empty file
+    Attributes:
+        layout: "lines" for JSON lines, "values" for an array or consecutive JSON values, "csv" for a table, "" for an
+            empty file.
+        keys: Keys of `text_key` that the records have.
+        missing: Message with the existing fields if the records have none of these keys.
+        reason: Reason in reasons.toml why the file cannot be read; "" if it can.
+        detail: Description of this problem.
+    """
+
     layout: str = ""
-    keys: tuple[str, ...] = ()  # keys of `text_key` that records have
-    missing: str = ""  # message with the existing fields if they have none of them
-    reason: str = ""  # reason in reasons.toml why the file cannot be read; "" if it can
+    keys: tuple[str, ...] = ()
+    missing: str = ""
+    reason: str = ""
     detail: str = ""
 
 
@@ -75,7 +83,7 @@ class JsonlReader(Reader):
             yield self.part(file, start, end, end - start, layout="lines")
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the records."""
+        """Yield a document for each record of a part."""
         with self.open(part) as file:
             if part.layout == "lines":
                 yield from _lines(file, part.start, part.end, self.context.source)
@@ -83,9 +91,10 @@ class JsonlReader(Reader):
                 yield from self._values(file, part)
 
     def _values(self, file: BinaryIO, part: Part) -> Iterator[Document]:
-        """Yield the records of a table or of JSON that is not lines. Their keys are their numbers in brackets, from 1.
+        """Yield a document for each record of a table, or of JSON with other records than lines.
 
-        A byte that cannot be decoded affects only the record that contains it.
+        The key of a document is the number of its record in brackets, from 1. A byte that cannot be decoded affects
+        only the record that contains it.
         """
         source, head = self.context.source, self.head(part)
         encoding, undecodable = _encoding(head), ""
@@ -119,7 +128,10 @@ class JsonlReader(Reader):
 
 
 def inspect_head(head: bytes, name: str, source: Source) -> Inspection:
-    """Check the beginning of a file. `name` is the name of the uncompressed file."""
+    """Check the decompressed beginning `head` of a file of records for its layout and for problems.
+
+    `name` is the file's name without the ending of a compression. `source` names the text fields.
+    """
     keys = text_keys(source.text_key)
     text = head.decode(_encoding(head, source.encoding), "replace").lstrip()
     if not text:
@@ -160,7 +172,7 @@ def _encoding(head: bytes, other: str | None = None) -> str:
 
 
 def _is_pretty(text: str) -> bool:
-    """Return whether a JSON object spans several lines."""
+    """Return whether the first JSON object of a text spans several lines."""
     try:
         return text.partition("\n")[0].strip() == "{" or "\n" in text[: json.JSONDecoder().raw_decode(text)[1]]
     except (ValueError, RecursionError):
@@ -168,11 +180,10 @@ def _is_pretty(text: str) -> bool:
 
 
 def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Document]:
-    """Yield the lines that begin in [start, end), or to the end of the file if `end` is None.
+    """Yield a document per JSON line that begins in the byte range [start, end); an `end` of None is the end of the file.
 
-    Their byte offsets are their keys.
-
-    Lines are decoded separately, so that a bad byte affects only one. Raises OSError if the file cannot be read.
+    The key of a document is the byte offset of its line. Lines are decoded separately, so that a bad byte affects only
+    one. Raises OSError if the file cannot be read.
     """
     position, number = start, 0
     if position:  # a line that begins before the range belongs to the previous range
@@ -224,10 +235,10 @@ def _blocks(file: BinaryIO, encoding: str) -> Iterator[str]:
 
 
 def _json_values(blocks: Iterable[str]) -> Iterator[tuple[str, object, str]]:
-    """Yield (text, value, "") for each element of arrays and each other value in the blocks of a text.
+    """Yield (JSON text, value, "") for each element of an array and each other JSON value in a text that arrives in blocks.
 
-    Only one value and one block are held in memory. Raises ValueError for text that is not JSON, and for a value of more than
-    MAX_RECORD_BYTES characters.
+    The empty string takes the place of the problem in `delimited.rows`. Only one value and one block are held in
+    memory. Raises ValueError for text that is not JSON, and for a value of more than MAX_RECORD_BYTES characters.
     """
     decoder, text, position, number, num_open = json.JSONDecoder(), "", 0, 0, 0
     for block in itertools.chain(blocks, [""]):

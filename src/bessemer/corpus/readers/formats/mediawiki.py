@@ -54,7 +54,7 @@ class MediawikiReader(Reader):
         return False
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the articles."""
+        """Yield a document for each article of the dump, and a rejected one for each other page."""
         # Markup and boxes take about half of an article's source, rarely three quarters.
         limit = 4 * self.context.corpus.rules.max_characters
         with self.open(part) as file:
@@ -106,7 +106,11 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _article(key: str, page: _Element, size: int, max_characters: int, prefixes: Collection[str]) -> Document:
-    """Convert the last revision of a page to a document, or to a rejected one if it is not an article."""
+    """Convert the last revision of a wiki page to a document.
+
+    It is rejected if it is a redirect, is outside the article namespace, has more than `max_characters` of wikitext or
+    cannot be parsed. `size` is the page's size in bytes, and `prefixes` are link prefixes of files and categories.
+    """
     from bessemer.corpus.extract.wikitext import plain_text
 
     def text_of(path: str) -> str:

@@ -20,7 +20,7 @@ TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary",
 
 
 class ParquetReader(Reader):
-    """A reader of row groups of Parquet files."""
+    """A reader of Parquet files: a row is a document, and a row group a part."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
     is_compressible = False  # the format has its own compression
@@ -126,7 +126,7 @@ def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
 
 
 def _text_as_bytes(batch: Any, names: Iterable[str]) -> Any:
-    """Convert columns of text to bytes, because some of their strings may not be valid UTF-8."""
+    """Convert the text columns among `names` to bytes, because some of their strings may not be valid UTF-8."""
     import pyarrow as pa
 
     for at, field in enumerate(batch.schema):

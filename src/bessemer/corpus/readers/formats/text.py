@@ -40,7 +40,10 @@ class TextReader(Reader):
 
 
 def document_of(raw: bytes, extract: Callable[[], str]) -> Document:
-    """Return a whole file as one document with the text that `extract` returns, or rejected with its exception."""
+    """Return the document of a whole file. Its text is what `extract` returns.
+
+    If `extract` raises an exception, the document is rejected with it as the detail. `raw` is the content of the file.
+    """
     try:
         return Document("", len(raw), extract())
     except UnicodeDecodeError as error:
@@ -50,5 +53,5 @@ def document_of(raw: bytes, extract: Callable[[], str]) -> Document:
 
 
 def failure(error: Exception) -> str:
-    """Return the reason why a parser failed."""
+    """Return the reason why a parser failed, for the detail of a rejected document."""
     return str(error) if isinstance(error, NotText) else f"{type(error).__name__}: {error}"[:300]

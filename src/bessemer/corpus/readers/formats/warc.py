@@ -49,7 +49,7 @@ class WarcReader(Reader):
     is_stream = True
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the pages."""
+        """Yield a document for each page of the archive."""
         with filesystem.open_file(part.path, self.context.source) as file:
             yield from self.read_archive(file, part.end)
 
@@ -95,7 +95,10 @@ class WarcReader(Reader):
 
 
 def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Document | None:
-    """Convert a page to a document, or to a rejected one; None for a record of another type. Raises Damaged."""
+    """Convert a WARC record to a document, or to a rejected one; None if its type holds no page (`is_page` is False).
+
+    `archived` is the record of fastwarc. Raises Damaged if it is cut short or has no length.
+    """
     if not (archived.headers.get("Content-Length") or "").strip().isdecimal():
         raise Damaged("a record without Content-Length")
     length = archived.content_length
@@ -119,7 +122,10 @@ def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Docume
 
 
 def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> None:
-    """Set the text of a document from an HTTP response, or reject it."""
+    """Set the text and metadata of a document from an archived HTTP response, or reject it.
+
+    `headers` are those of the WARC record, and `block` is its content.
+    """
     for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
         if value := headers.get(header):
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
@@ -153,7 +159,10 @@ def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> No
 
 
 def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: Extract) -> None:
-    """Set the text of a document from a page that was archived without HTTP headers, or from extracted text."""
+    """Set the text of a document from a page that was archived without HTTP headers, or from extracted text (WET files).
+
+    `raw` is this content. The document is rejected if `content_type` is neither HTML nor plain text.
+    """
     media_type, _, parameters = content_type.partition(";")
     charset = parameters.partition("charset=")[2].strip(" \"'") or None
     media_type = media_type.strip().lower()
@@ -166,7 +175,11 @@ def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: 
 
 
 def _parse_http(block: bytes, coding: Coding) -> Any:
-    """Return a response whose reader decodes the transfer or content codings of the body. Raises OSError."""
+    """Return the parsed HTTP response in `block`, whose reader decodes the body.
+
+    `coding` says which codings of the body it decodes: "transfer", "content" or "none". Raises OSError for an invalid
+    block.
+    """
     from fastwarc.warc import ArchiveIterator
 
     header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\n"
@@ -181,8 +194,8 @@ def _parse_http(block: bytes, coding: Coding) -> Any:
 def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
     """Return at most `limit` + 1 bytes of a response's decoded body, and a description of damage or "".
 
-    Crawlers store decoded bodies with the headers of their codings, so a coding that does not fit is skipped if the body is
-    markup. Content before the damage is kept. Raises NotText.
+    Crawlers store decoded bodies with the headers of their codings, so a coding that does not fit is skipped if the
+    body is markup. Content before the damage is kept. Raises NotText if the body cannot be decoded at all.
     """
     match = _BLANK_LINE.search(block)
     start = match.end() if match else len(block)
