@@ -285,7 +285,7 @@ class UserCodeError(BessemerError):
     """An exception in a method of a user's class."""
 
     def at_step(self, step: int) -> UserCodeError:
-        """Return the error with the training step, counted from 1."""
+        """Return a copy of the error whose message also names the training step, counted from 1."""
         return UserCodeError(f"{self} in step {step}")
 
 

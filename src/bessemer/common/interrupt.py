@@ -38,7 +38,7 @@ def handle(handler: Any) -> dict[signal.Signals, Any]:
 
 
 def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
-    """Hide a KeyboardInterrupt raised in a callback of Python itself; RECEIVED records it."""
+    """Hide a KeyboardInterrupt that could not propagate, such as one raised in a destructor; RECEIVED records it."""
     if what.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(what)
 

@@ -72,7 +72,7 @@ class Batches:
         return self.sequences(step) * self.length
 
     def before(self, step: int) -> int:
-        """Return the number of samples in the batches of all steps before `step`, which excludes omitted samples."""
+        """Return the number of samples in the batches of all steps before `step`; omitted samples do not count."""
         if step < len(self.starts):
             return self.starts[step]
         return self.starts[-1] + (step - self.ramp_steps) * self.full

@@ -72,10 +72,9 @@ Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Model(Section):
-    """The transformer, set by `depth` alone, explicit dimensions or an imported model (`from`), or derived from the
-    corpus.
+    """Settings of the transformer. Options that are not set have the defaults of the model family.
 
-    Options that are not set are the family's.
+    The size is set by `depth` alone, by explicit dimensions or by an imported model (`from`), else derived from the corpus.
     """
 
     code: str | None = None

@@ -194,7 +194,7 @@ class Parallel(AxisSizes, Section):
 
     @property
     def min_micro_batches(self) -> int:
-        """Minimum number of micro-batches per step in every part of the batch."""
+        """Minimum number of micro-batches per step in every data-parallel part of the batch."""
         return self.facts.min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:

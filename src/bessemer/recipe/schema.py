@@ -39,7 +39,7 @@ class Run(Section):
 
 
 class Checkpoint(Section):
-    """When checkpoints are saved, and how many are kept."""
+    """Settings of checkpoints: when they are saved, how many are kept, and where copies go."""
 
     every: int | None = Field(None, gt=0)
     keep: Positive = 3

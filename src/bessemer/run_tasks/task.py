@@ -230,7 +230,7 @@ def build_once(folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, An
 
 
 def _rename(result: Path, folder: Path, inputs: str) -> None:
-    """Rename a finished folder to `folder`, unless another process already did."""
+    """Rename the finished folder `result` to `folder`, unless another process has already written it for `inputs`."""
     if folder.exists() and not stage_is_current(folder, inputs):
         shutil.rmtree(folder)
     try:

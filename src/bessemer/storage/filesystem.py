@@ -143,7 +143,7 @@ def open_file(path: str, source: Source | None = None, buffer_bytes: int = 0) ->
     """Open a file as a seekable stream of bytes; `buffer_bytes` (0: READ_BYTES) are read from a store at a time.
 
     Raises FileNotFoundError for a missing file and OSError for local failures. A store that fails after its retries raises
-    BessemerError, because the failure says nothing about the documents.
+    BessemerError, so that no document is rejected for it.
     """
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
@@ -193,7 +193,7 @@ def store_errors(path: object) -> Iterator[None]:
 
 
 def failure(path: object, error: BaseException) -> BessemerError:
-    """Return the error for a store that denies access or does not respond."""
+    """Return the BessemerError to raise for `error`, a failed access to `path` in an object store."""
     failed = f"{path}: the object store failed: {redact(error)}; "
     if _NO_BUCKET.search(str(error)):
         return AccessError(f"{failed}the bucket does not exist: create it, or correct its name or AWS_ENDPOINT_URL")

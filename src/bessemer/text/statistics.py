@@ -265,7 +265,7 @@ def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
 
 @compiled
 def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
-    """Return the number of occurrences times the characters of the most frequent n-gram, the first in a tie.
+    """Return the occurrences of the most frequent n-gram (the first one in a tie) times its length in characters.
 
     `words` are the hashes of the words, and `starts` and `ends` their spans.
     """

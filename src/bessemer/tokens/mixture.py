@@ -1,9 +1,9 @@
 """The mixture: compute which source and sequence each training sample reads, with exact shares.
 
-Slots of the global sequence of samples are grouped in blocks. Every block has the same whole number of slots of each
-source, so the shares are exact after every block. Within a block each slot goes to a source that is behind, so every
-batch has the shares to within one sequence. Only the order within a source is random: a source's k-th slot reads
-sequence k of its shuffled epochs.
+A slot is the position of one sample in the run's order. Slots are grouped in blocks. Every block has the same whole number
+of slots of each source, so the shares are exact after every block. Within a block each slot goes to a source that is
+behind, so every batch has the shares to within one sequence. Only the order within a source is random: a source's k-th slot
+reads sequence k of its shuffled epochs.
 
 The shares may change from phase to phase. A phase begins a new block, and each source's count k continues, so no
 sequence is repeated before its epoch ends.

@@ -75,7 +75,7 @@ def step_batch(
 
 
 def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]) -> tuple[int, int]:
-    """Return the first sample, in the run's order, that a step (counted from 1) reads, and the number that it reads."""
+    """Return the position of a step's first sample in the run's order, and its number of samples. Steps count from 1."""
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: the run has no step {step}; choose 1 to {steps}")

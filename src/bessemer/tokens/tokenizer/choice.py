@@ -21,7 +21,7 @@ def mask_token(recipe: Recipe) -> str | None:
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the tokenizer at the recipe's tokenizer.path, and add the special tokens that the recipe adds to a model."""
+    """Load the tokenizer at the recipe's tokenizer.path; with model.from, add tokenizer.special_tokens to it."""
     options, file, mask = recipe.tokenizer, files.tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
     if recipe.adds_tokens:
         return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
