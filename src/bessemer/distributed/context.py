@@ -123,7 +123,10 @@ class LocalDocuments(Documents):
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
-    """Yield a query block for each local part of a document; `spans` has (start, end) of each document, in order."""
+    """Yield a query block for each local part of a document in the sequences `rows`.
+
+    `spans` has the (start, end) of each document in the full sequence, in order.
+    """
     offset = 0
     for low, high in shard.ranges:
         for start, end in spans:

@@ -174,10 +174,11 @@ class StepBytes(NamedTuple):
 class RecomputedBytes(NamedTuple):
     """Activation bytes of a single process that recomputes blocks.
 
-    `at_end` is the memory when the backward pass reaches the first block, in place of `StepBytes` except for the casts of
-    weights: the block's activations, the head's gradient if it waits, and the 2-byte gradients of all blocks. `kept` is the
-    activations without recompute. They still pass through the heap, block after block, and leave gaps between the
-    gradients, which stay.
+    Attributes:
+        at_end: Bytes when the backward pass reaches the first block: its activations, the head's gradient if it waits,
+            and the 2-byte gradients of all blocks. They replace `StepBytes`, except for its casts of weights.
+        kept: Activations if nothing were recomputed. They still pass through the heap, block after block, and leave
+            gaps between the gradients, which stay.
     """
 
     at_end: int
@@ -185,7 +186,7 @@ class RecomputedBytes(NamedTuple):
 
 
 def _micro_batches(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
-    """Return a rank's tokens of a micro-batch, and its number of micro-batches per step."""
+    """Return (tokens of a micro-batch on one rank, micro-batches of a rank in a step)."""
     tokens = train.micro_batch * config.sequence_length
     return tokens // layout.context, train.global_batch_tokens // tokens // layout.data
 
@@ -194,9 +195,10 @@ def _single_process_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int,
     recomputed: RecomputedBytes | None,
 ) -> Memory:  # fmt: skip
-    """Return the memory of a run with one process, with the fragmentation of a CPU's heap.
+    """Estimate the memory of a run with one process.
 
-    `rank_memory` removes the fragmentation for other devices.
+    The result always includes the fragmentation of a CPU's heap, which `rank_memory` removes for other devices. `step`
+    has the bytes allocated in a step, and `recomputed` is None if nothing is recomputed.
     """
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
@@ -221,9 +223,10 @@ def _sharded_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, element_bytes: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
-    """Return the memory of one rank of several processes, with the fragmentation of a CPU's heap.
+    """Estimate the memory of one rank of a run with several processes.
 
-    `rank_memory` removes the fragmentation for other devices.
+    The result always includes the fragmentation of a CPU's heap, which `rank_memory` removes for other devices. `rank`
+    has the blocks of its pipeline rank, and `step` the bytes allocated in a step.
     """
     params, micro_batches = PartParameters.count(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
     with_padding = padded(params, config, layout)
@@ -247,7 +250,7 @@ def _sharded_memory(
 
 
 def logits_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig, is_cuda: bool) -> int:
-    """Return the bytes on one rank of a chunk's fp32 logits with a copy, and of the head's fp32 gradient."""
+    """Return the bytes of the loss on one rank: a chunk's logits twice in fp32, and the output matrix's fp32 gradient."""
     if config.labels:  # a classifier has one row of a few logits per text
         return 0
     rows = rank_rows(config.vocabulary, layout.tensor)
@@ -304,7 +307,10 @@ def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
 
 
 def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int) -> int:
-    """Return the bytes of optimizer state whose shape differs from its parameter's, for `blocks` blocks and the embeddings."""
+    """Return the bytes of optimizer state in tensors of another shape than their parameter's.
+
+    They are those of `blocks` blocks, and of the embedding and output matrix.
+    """
 
     def size(rule: Any, shape: tuple[int, ...]) -> int:
         return sum(math.prod(other) for other in (shape_for(shape) for shape_for in rule.others.values()) if other)

@@ -21,9 +21,10 @@ def owner_updates(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (index in `weights`, local shard of the update) for each sharded parameter. Collective.
 
-    All processes of a mesh compute at the same time, on parameters of about equal size ("Distributed Muon": Liu et al.
-    2025, "Muon is Scalable for LLM Training", section 2.3). The order depends on shapes alone, so it is the same on every
-    process and in every run.
+    Each parameter's update is computed in full by one process, its owner, which broadcasts it. All processes of a mesh
+    compute at the same time, on parameters of about equal size ("Distributed Muon": Liu et al. 2025, "Muon is Scalable
+    for LLM Training", section 2.3). The order depends on shapes alone, so it is the same on every process and in every
+    run.
 
     Args:
         weights: The sharded parameters.

@@ -37,7 +37,13 @@ def nearest_that_fit(number: int, fits: Callable[[int], bool]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's work on one micro-batch."""
+    """One stage's work on one micro-batch.
+
+    Attributes:
+        stage: Number of the stage, from 0.
+        kind: F (forward), B (backward), or in place of B, I (gradients of inputs) and W (gradients of weights).
+        micro_batch: Number of the micro-batch, from 0.
+    """
 
     stage: int
     kind: Kind

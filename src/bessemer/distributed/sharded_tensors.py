@@ -118,7 +118,7 @@ def gather(parameter: DTensor, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
-    """Copy `read(offset, shape)`, a box of the full tensor, into the local shard."""
+    """Set the local shard of a tensor to `read(offset, shape)`, which returns that box of the full tensor."""
     _, offset, shard = local_shard(tensor)
     if shard.numel():
         shard.copy_(read(offset, tuple(shard.shape)))
@@ -203,7 +203,11 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
 
 
 def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
-    """Return the hash of a shard with each of the two seeds, (2,) int64, wrapping on overflow."""
+    """Return the sums, modulo 2^64, of a hash of each element of a shard with two seeds, (2,) int64.
+
+    `name` and `shape` are those of the full tensor, and `offset` is the shard's in it; the hash of an element depends
+    on the name, its bits and its index in the full tensor.
+    """
     seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
     bits, strides = bits_of(shard).reshape(-1), [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     total = torch.zeros(2, dtype=torch.int64)
@@ -221,7 +225,13 @@ def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Difference:
-    """A shard whose replicas differ, with the sum of its bits on each rank in `sums`."""
+    """A shard whose replicas differ between ranks.
+
+    Attributes:
+        name: Name of the shard's tensor.
+        key: Name, offset and shape of the shard, as in `bit_sums`.
+        sums: The sum of its elements' bits (`bit_sums`) on each rank.
+    """
 
     name: str
     key: Key
@@ -243,9 +253,9 @@ class Difference:
 
 @torch.no_grad()
 def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
-    """Return, for each of this process's shards, the sum of its elements' bits as integers, which any flipped bit changes.
+    """Return a dict from (name, offset, shape) of each local shard to the sum of its elements' bits, taken as integers.
 
-    Keys are (name, offset, shape) of the shard.
+    Any flipped bit changes the sum.
     """
     keys, sums = [], []
     for name, tensor in named:

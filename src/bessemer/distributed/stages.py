@@ -101,9 +101,9 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
         return before[end] - before[first] + extra
 
     def best(limit: float, *, squares: bool) -> tuple[float, tuple[range, ...]]:
-        """Return the smallest maximum stage cost, or with `squares` the smallest sum of squares, and its cut.
+        """Return (value, cut): the smallest maximum of the stages' costs, or with `squares` the smallest sum of their squares.
 
-        No stage costs more than `limit`.
+        No stage of the cut costs more than `limit`.
         """
         value = [0.0 if end == 0 else inf for end in range(number + 1)]  # the first `end` blocks in `stage` stages
         starts: list[list[int]] = []
@@ -139,7 +139,7 @@ def blocks_per_stage(config: ModelConfig, count: int) -> tuple[int, ...]:
 
 
 def _split_alike_blocks(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
-    """Return the result of `split_blocks` for blocks of equal cost, in time linear in the number of blocks.
+    """Return the number of blocks of each stage as `split_blocks` cuts them, for blocks of equal cost, in linear time.
 
     For each size of the last stage the other stages are as even as possible, with the extra blocks in the later ones.
     """

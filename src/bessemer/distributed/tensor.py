@@ -124,7 +124,7 @@ def _distribute(model: Transformer, device_mesh: DeviceMesh) -> None:
 
 
 def _access(name: str, config: ModelConfig) -> LocalAccess:
-    """Return how the model's code reads the local value of the parameter of this name (see `_local`)."""
+    """Return what the model's code reads of the parameter of this name; `_local` explains the values."""
     if sharded_dimension(name, config) is not None:
         return "shard"
     if (facts := config.parameter_facts(name)) is not None:
@@ -136,7 +136,10 @@ def _access(name: str, config: ModelConfig) -> LocalAccess:
 
 @cache
 def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, LocalAccess], ...]) -> type[nn.Module]:
-    """Return a subclass of a module's class, with the mixin if any, whose parameters read as plain local tensors."""
+    """Return a subclass of a module's class, with the mixin if any, whose parameters read as plain local tensors.
+
+    `accesses` has (parameter name, access) for each of them, see `_local`.
+    """
     bases = (base,) if mixin is None else (mixin, base)
     return type(f"Split{base.__name__}", bases, {name: _property(name, access) for name, access in accesses})
 
@@ -153,7 +156,11 @@ def _property(name: str, access: LocalAccess) -> property:
 
 
 def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
-    """Return this rank's shard of a parameter, or its whole value or row slice, whose gradient is then a partial sum."""
+    """Return what this rank reads of a parameter, by `access`.
+
+    For "shard" it is the local shard and for "replicated" the full value. For "partial" it is the full value and for
+    "slice" this rank's rows of it, both with a gradient that must still be summed over the group.
+    """
     if access in ("shard", "replicated"):
         return parameter.to_local()
     whole = parameter.to_local(grad_placements=[Partial()])
@@ -177,7 +184,10 @@ class TensorGroupModule(nn.Module):
 
 
 class ShardedSublayer(TensorGroupModule):
-    """A sublayer with this rank's heads or hidden units, applied to all tokens; maps (B, L, D) to (B, L, D)."""
+    """A sublayer with this rank's heads or hidden units, applied to all tokens; maps (B, L, D) to (B, L, D).
+
+    `facts` describes the sublayer's parameters.
+    """
 
     facts: Sublayer
 
@@ -189,7 +199,7 @@ class ShardedSublayer(TensorGroupModule):
 
 
 class NormOverHeads(TensorGroupModule):
-    """RMSNorm over the heads of all ranks, of which each holds its heads' elements of the input."""
+    """RMSNorm over the heads of all ranks, where each rank has the elements of its own heads."""
 
     scale: Any
     eps: float

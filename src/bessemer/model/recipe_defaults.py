@@ -156,8 +156,7 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     Args:
         model: The [model] table of the recipe.
         ids: Number of ids of the tokenizer if tokens were added, else 0. The embedding of the model that the recipe
-            starts
-        from grows to this number of rows.
+            starts from grows to this number of rows.
 
     Raises:
         InputError: The table has neither a size nor a model to start from.

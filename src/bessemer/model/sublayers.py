@@ -40,8 +40,7 @@ class Parameter:
         shape: Its shape.
         tensor_dim: The dimension along which tensor parallelism shards it; None if it is replicated.
         access: What a rank reads of a replicated parameter in tensor parallelism (`Access`): all of it ("partial"), its
-            own
-        rows ("slice"), or nothing, because it is added after the reduction ("deferred").
+            own rows ("slice"), or nothing, because it is added after the reduction ("deferred").
         initial: Its initial value; None for a normal distribution with the standard deviation 1 / sqrt(fan-in).
     """
 
@@ -80,11 +79,9 @@ class Sublayer:
             numbers.
         score_flops: FLOPs without parameters, forward and backward, for each token that a token attends to.
         saved_elements: Elements that autograd saves for the backward pass if element-wise operations are fused.
-        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then
-            saves its
-        input in fp32, the joint matmul stays in memory because the values are a view of it, and the gate's activation
-            is
-        saved separately. A compiler would recompute cheap operations.
+        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler. A norm then saves its
+            input in fp32, the joint matmul stays in memory because the values are a view of it, and the gate's
+            activation is saved separately. A compiler would recompute cheap operations.
         selective_elements: Elements that selective recompute saves: the results of matmuls and of attention.
         gradient_elements: Elements of gradients that the backward pass holds at once inside the sublayer.
     """

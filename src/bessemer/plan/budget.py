@@ -69,9 +69,10 @@ class PlanBudget:
 
 
 def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float | None:
-    """Return the last value between `good` and `bad` for which `is_kept` holds, within PRECISION, or None.
+    """Return the value of `good` nearest to `bad` for which `is_kept` holds, within PRECISION; None if none was found.
 
-    Both must be above 0. They are moved outward until `is_kept` holds for the first and not for the second.
+    Both start values must be above 0; `bad` may be the larger or the smaller one. If `is_kept` does not hold for
+    `good`, or holds for `bad`, both are moved by factors until it holds for `good` alone.
     """
     ratio = bad / good
     for _ in range(WIDEN):
@@ -93,8 +94,14 @@ def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float |
 def devices_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
     """Return a request with the fewest whole nodes that finish the run within the budget, a number of days.
 
-    `options` are the short names of the request, of which `make` changes some, and `plan` plans a request. Raises
-    InputError if no number of nodes is enough.
+    Raises InputError if no number of nodes is enough.
+
+    Args:
+        budget: The budget.
+        options: Values of the request by short name (plan_request.py), such as `gpus`, here without a number of
+            devices.
+        make: Builds the request with some short names changed.
+        plan: Plans a request.
     """
     if budget.kind != "days":
         raise InputError(f"--gpus {options['gpus']}: only --days finds their number; write it as 64x{options['gpus']}")
@@ -126,9 +133,9 @@ def plan_or_none(plan: Plan, request: PlanRequest) -> PlanResult | None:
 
 
 def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanRequest:
-    """Return the request with as many training tokens as a budget pays for, in whole steps; `plan` plans a request.
+    """Return the request with as many training tokens as a budget pays for, in whole steps.
 
-    Raises InputError if it does not pay for one step.
+    `plan` plans a request. Raises InputError if the budget does not pay for one step.
     """
     first = plan(request)
     batch = first.job.tokens
@@ -149,9 +156,15 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
 def model_within(budget: PlanBudget, options: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
     """Return a request with the model and tokens that a budget pays for, at 20 tokens per parameter.
 
-    `make` builds a request with changed short names, and `plan` plans it. If `options` gives the tokens, the model uses
-    the rest of the budget. If the model does not fit on the devices, the largest that fits is trained for longer. Raises
-    InputError if the budget pays for no model.
+    If the model does not fit on the devices, the largest that fits is trained for longer. Raises InputError if the
+    budget pays for no model.
+
+    Args:
+        budget: The budget.
+        options: Values of the request by short name (plan_request.py). If they have `tokens`, the model uses the rest
+            of the budget.
+        make: Builds the request with some short names changed.
+        plan: Plans a request.
     """
     if "gpus" not in options:
         raise InputError(

@@ -14,7 +14,11 @@ DRAWN_LAYOUTS = 300  # fastest layouts of a search that are drawn, in addition t
 
 
 def figure_series(plan: plan_result.PlanResult) -> dict[str, Any]:
-    """Return the data of a plan's figures: memory by part, step time by part, and layouts (None without a search)."""
+    """Return the data of a plan's figures: {"memory": ..., "step": ..., "layouts": ...}.
+
+    `memory` is the result of `memory_bars`. `step` has the seconds, the number of micro-batches and the seconds by
+    part. `layouts` is the result of the function of that name, or None without a search.
+    """
     return {
         "memory": memory_bars(plan.job),
         "step": {
@@ -27,9 +31,11 @@ def figure_series(plan: plan_result.PlanResult) -> dict[str, Any]:
 
 
 def memory_bars(job: Job) -> dict[str, Any]:
-    """Return the memory of the fullest device by part, for each ZeRO stage, recomputation mode and pipeline rank.
+    """Return the memory of the fullest device by part, as bars for each ZeRO stage, recomputation mode and pipeline rank.
 
-    The bars of a kind are a group, in which the plan's own bar is marked. `capacity` is the device's memory in bytes.
+    The result has `capacity` (bytes of the device), `device` (its name) and `groups`: one group of bars for ZeRO, one
+    for recomputation and one for pipeline ranks, of which the first and last are absent if there is nothing to compare.
+    In each group, the bar of the plan itself is marked.
     """
     groups = [
         _group("ZeRO stage", {f"ZeRO {zero}": _with_zero(job, zero) for zero in range(4)}, f"ZeRO {job.layout.zero}"),
@@ -47,7 +53,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
 
 
 def _with_zero(job: Job, zero: int) -> Job:
-    """Return the job with another ZeRO stage, with its replicas as shards if the layout has none."""
+    """Return the job with another ZeRO stage; if the layout shards nothing, its replicas become the shards."""
     layout = job.layout
     if zero and layout.state_shards == 1:
         return job.with_layout(zero=zero, replicate=1, shard=layout.data)
@@ -64,7 +70,12 @@ def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
 
 
 def layouts(result: LayoutSearchResult, job: Job) -> dict[str, Any]:
-    """Return speed and memory of the layouts that fit, with the Pareto front and the plan's own layout marked."""
+    """Return speed and memory of the layouts that a search found.
+
+    `rows` has one dict for each of the fastest layouts, where `front` marks the Pareto front and `own` the plan's
+    layout. `misses` has the nearest layouts that do not fit, with reasons. `capacity` is the device's memory in bytes,
+    and the other entries are the numbers of layouts that fit, are too large, or are impossible (by reason).
+    """
     front = {id(one) for one in result.pareto}
     late = (one for one in result.ranked[DRAWN_LAYOUTS:] if id(one) in front or one.job == job)
     shown = [*result.ranked[:DRAWN_LAYOUTS], *late]

@@ -127,7 +127,7 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
 
 
 def _of_mixture(recipe: Recipe, model: ModelConfig) -> Recipe:
-    """Set default tokens and batch of a mixture of experts from its active parameters.
+    """Return the recipe of a mixture of experts, with unset tokens and batch chosen for its number of active parameters.
 
     No scaling law used here was fitted to mixtures of experts.
     """
@@ -276,7 +276,8 @@ MOST_SPARE = 0.1
 def fewer_devices(devices: int, per_node: int) -> list[int]:
     """Return smaller device counts that more layouts divide, largest first.
 
-    Each is a multiple of whole nodes times a power of two and drops at most `MOST_SPARE` of the devices.
+    Each is the largest multiple of (devices of a node) x 2^k below `devices`, for some k, and drops at most the share
+    `MOST_SPARE` of the devices.
     """
     units = [per_node << power for power in range(24)]
     return sorted(

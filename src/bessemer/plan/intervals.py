@@ -66,15 +66,15 @@ class PlanInterval:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Published measurements that resemble a job.
+    """Published measurements of training programs that resemble a job.
 
     Attributes:
         program: True if the program's profile was validated on this device generation in this precision.
         elsewhere: True if the program's profile was validated, but only on other device generations.
-        device: True if any program was measured on such devices.
+        device: True if any program was measured on devices of this generation.
         cases: Number of published steps of this program that apply.
-        factor: Expected over planned step time, the median of published steps.
-        state: Residuals that apply.
+        factor: Median of expected over planned step time in published steps.
+        state: "measured" if this program was measured on any device, else "unmeasured"; selects the residuals to use.
     """
 
     program: bool
@@ -87,12 +87,15 @@ class Evidence:
 
 @cache
 def residuals() -> dict[str, Any]:
-    """Load residuals.json: residuals by question, and which programs were measured on which devices."""
+    """Load residuals.json, the prediction errors on published measurements by question (step, memory, ...).
+
+    It also lists which programs were measured on which devices.
+    """
     return json.loads((resources.files(__package__) / "residuals.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def device_class(job: Job) -> str:
-    """Return the device generation and precision of a job, by which published cases are grouped."""
+    """Return the device generation and precision of a job as one string, the key of published measurements."""
     device = job.cluster.device
     return f"{device.generation or device.name}, {job.precision}"
 

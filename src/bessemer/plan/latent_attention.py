@@ -44,7 +44,7 @@ class PlannedConfig(ModelConfig):
         return self.head_dim if self.latent is None else (self.head_dim + self.latent.value) / 2
 
     def _attention(self) -> Sublayer:
-        """Return the facts of attention, with the parameters of latent attention; the other facts are the standard ones."""
+        """Describe attention with the parameters of latent attention; FLOPs and memory are those of standard attention."""
         standard, latent, width, heads = super()._attention(), self.latent, self.width, self.heads
         if latent is None:
             return standard

@@ -36,8 +36,8 @@ def describe_fixed(layout: Layout, fixed: frozenset[str]) -> str:
 def splits(job: Job, fixed: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
     """Yield divisions of a model over tensor, context and pipeline ranks, with all remaining devices for the batch.
 
-    Divisions that no micro-batch could make valid are left out early, and counted in `impossible` by reason. `refuse`
-    alone decides whether the others are valid.
+    `fixed` names the layout fields to keep. Divisions that no micro-batch could make valid are left out early, and
+    counted in `impossible` by reason. `refuse` alone decides whether the others are valid.
     """
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_SHORT_CONTEXT if job.batch % cluster.devices else 1
@@ -79,9 +79,10 @@ def splits(job: Job, fixed: frozenset[str], impossible: Counter[str]) -> Iterato
 def _ways(
     job: Job, fixed: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
 ) -> list[int]:
-    """Return the sizes of an axis to try over this many devices, at most `most`, or only the fixed one.
+    """Return the sizes of an axis to try: the layout's own if the axis is in `fixed`, else the divisors of `devices`.
 
-    A fixed tensor group may be larger than a node.
+    Divisors above `most` are left out. A fixed size that does not divide the devices is counted in `impossible`, by
+    reason, and gives no size. A fixed tensor group may be larger than a node.
     """
     size: int = getattr(job.layout, axis)
     if axis not in fixed:
@@ -124,10 +125,10 @@ def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
 
 
 def _stages_each(blocks: int, pipeline: int) -> list[int]:
-    """Return the numbers of interleaved stages on a device to try.
+    """Return the numbers of stages on each device to try, for an interleaved schedule of `pipeline` ranks.
 
-    They are powers of two and, if there are blocks for more stages than these, the most that the blocks allow up to the
-    largest power.
+    They are the powers of two in STAGES_EACH above 1, and the most that `blocks` blocks allow up to the largest of
+    these.
     """
     return sorted({*STAGES_EACH[1:], max(min(blocks // pipeline, STAGES_EACH[-1]), STAGES_EACH[1])})
 
@@ -135,9 +136,10 @@ def _stages_each(blocks: int, pipeline: int) -> list[int]:
 def _schedules(
     job: Job, pipeline: int, fixed: frozenset[str], impossible: Counter[str]
 ) -> list[tuple[PipelineSchedule, int]]:
-    """Return the schedules to try, with the number of stages on a device.
+    """Return (schedule, stages on each device) of the pipeline schedules to try for `pipeline` ranks.
 
-    A fixed schedule, or several stages on a device, needs a pipeline.
+    `fixed` names layout fields to keep. Without a pipeline the result is 1F1B, or empty if `fixed` has a schedule or
+    several stages on a device. The reason for an empty result is counted in `impossible`.
     """
     layout, is_deep = job.layout, "virtual" in fixed and job.layout.virtual > 1
     if pipeline == 1:

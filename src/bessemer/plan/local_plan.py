@@ -27,7 +27,9 @@ def make_plan(
     recipe: ResolvedRecipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
     devices: int = 1, validation_share: float = 0.0, recomputed_total: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan a resolved recipe on this machine's devices, as plain values.
+    """Plan a resolved recipe on this machine's devices, as a dict for plan.json.
+
+    It has the model's size, and the FLOPs, steps, tokens, memory, speed, time, price and layout of the run.
 
     Args:
         device: Name of the device.

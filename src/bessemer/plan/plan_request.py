@@ -49,8 +49,8 @@ class PlanRequest:
     """A request to the planner.
 
     Attributes:
-        recipe: The recipe to plan, as a draft.
-        model: A published shape with options that recipes have no keys for; None: the recipe's model.
+        recipe: The recipe to plan, in which values may be missing.
+        model: A published model (shapes.py) with options that recipes have no keys for; None: the recipe's model.
         notes: Assumptions and changes that a reader of the plan must know.
         is_open: True if the request comes without a recipe file.
         set_keys: Recipe keys that the command line sets.
@@ -90,7 +90,10 @@ READ: dict[str, Callable[[str, str], object]] = {
 
 
 def from_options(options: Mapping[str, str], overrides: Sequence[str] = ()) -> PlanRequest:
-    """Build a request from short names and `key=value` overrides, without a recipe."""
+    """Build a request without a recipe, from command-line options and `key=value` overrides.
+
+    `options` has values by short name, such as "gpus", "params" or "tp" (KEYS).
+    """
     changes = {**options, **dict(map(_split, overrides))}
     if "model" in changes:
         shapes.model(changes["model"])
@@ -106,9 +109,10 @@ def from_options(options: Mapping[str, str], overrides: Sequence[str] = ()) -> P
 def from_recipe(
     read: Callable[[Sequence[str], bool], Recipe], options: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> PlanRequest:
-    """Build a request from a recipe with short names and `key=value` overrides on top.
+    """Build a request from a recipe, changed by command-line options (short name to value) and `key=value` overrides.
 
-    `read` loads the recipe with some of the overrides, as a draft if others follow.
+    `read(overrides, is_draft)` loads the recipe with some of the overrides; as a draft, values may be missing that the
+    other changes fill in.
     """
     recipe_keys({**options, **dict(map(_split, overrides))})  # raises InputError for a value that is set twice
     is_shaped = bool(set(SHAPES) & options.keys())
@@ -131,17 +135,17 @@ def _split(override: str) -> tuple[str, str]:
 
 
 def names_model(changes: Iterable[str]) -> bool:
-    """Return True if short names or recipe keys set a model's size."""
+    """Return True if any of these short names and recipe keys sets a model's size."""
     return not {*SHAPES, *(f"model.{name}" for name in ("layers", "width", "heads", "depth", "from"))}.isdisjoint(
         changes
     )
 
 
 def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanRequest:
-    """Build a changed request from short names or recipe keys with their values.
+    """Return the request with changed values, by short name (KEYS) or recipe key.
 
-    `model` and `params` replace [model], except keys of it that the command line sets. They keep the sequence length of
-    the command line or the recipe.
+    The short names `model` and `params` replace the [model] table, except those of its keys that the command line set
+    before. The sequence length stays that of the command line or the recipe.
     """
     before, typed = request.recipe, recipe_keys(changes)
     tables = before.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
@@ -189,12 +193,13 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
 
 
 def _reopened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) -> list[str] | None:
-    """Return the keys of [parallel] that the planner chooses again, or None if the layout stays unchanged.
+    """Return the keys of [parallel] that the planner chooses instead of the recipe, or None to keep the layout.
 
-    `value_of` returns the requested value of a recipe key, and `typed` are the keys on the command line.
+    `value_of` returns the requested value of a recipe key, `typed` are the keys on the command line, and `has_nodes` is
+    True if the request gives `cluster.nodes`.
 
-    The planner also chooses all keys that are not set. A layout is left to the planner if it is empty, or does not
-    fill the devices. A layout with `shard` or `replicate` is kept, unless the command line changes the devices.
+    The planner also chooses all keys that are not set. It chooses if the recipe's layout is empty, or does not fill the
+    devices. A layout with `shard` or `replicate` is kept, unless the command line changes the devices.
     """
     if "parallel.auto" in typed or value_of("parallel.auto"):
         return None
@@ -214,15 +219,16 @@ def _reopened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) 
 
 
 def _shape_keys(model: ModelConfig) -> dict[str, str]:
-    """Return the recipe keys that a published shape sets, with TOML values."""
+    """Return the recipe keys that describe a published model: its sizes and sequence length, with values as TOML text."""
     sizes = {f"model.{key}": str(getattr(model, key)) for key in SIZES} | {SEQUENCES: str(model.sequence_length)}
     return sizes | {"model.tie_embeddings": str(model.tie_embeddings).lower(), "model.family": '"llama"'}
 
 
 def _block_options(names: set[str], recipe: Recipe) -> dict[str, object]:
-    """Return the options, such as the window, of a published shape that the recipe keys in `names` change.
+    """Return the model options, other than sizes, that the recipe sets with the keys in `names`, such as the window.
 
-    Raises InputError for keys that replace a whole block.
+    They replace options of a published model. Raises InputError for `model.family` and `model.from`, which replace its
+    blocks.
     """
     plain = [name.removeprefix("model.") for name in names if name.startswith("model.")]
     if whole := {"family", "from"} & set(plain):
@@ -234,10 +240,10 @@ def _block_options(names: set[str], recipe: Recipe) -> dict[str, object]:
 
 
 def rounded_batch(text: str, length: int) -> int:
-    """Return the tokens of a batch, in whole sequences of `length` tokens if the text is rounded.
+    """Return the tokens of a batch that `text` gives.
 
-    A rounded number such as 4M becomes the nearest power of two of sequences if that is within a tenth, as usually
-    intended. A text that ends in a digit stays unchanged.
+    A number with a suffix, such as 4M, becomes the nearest power of two of sequences of `length` tokens if that is
+    within a tenth, else the nearest number of whole sequences. A text that ends in a digit is taken exactly.
     """
     tokens = count(text, "batch")
     if text.strip()[-1].isdigit():
@@ -247,10 +253,11 @@ def rounded_batch(text: str, length: int) -> int:
 
 
 def recipe_keys(changes: Mapping[str, str]) -> dict[str, str]:
-    """Translate short names, and recipe keys, to recipe keys with TOML values, without the sizes of a shape.
+    """Translate changes by short name (KEYS) or recipe key to recipe keys with values as TOML text.
 
-    `dp` is all data-parallel ranks, so it sets `replicate` to 1. Raises InputError for an unknown name, and if two names
-    set the same key.
+    The short names `model` and `params`, which set many keys, are left out. `dp` is the number of all data-parallel
+    ranks, so it sets `shard` to this number and `replicate` to 1. Raises InputError for an unknown name, and if two
+    names set the same key.
     """
     values: dict[str, str] = {}
     setters: dict[str, str] = {}

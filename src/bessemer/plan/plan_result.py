@@ -117,7 +117,7 @@ def make_plan(goal: Goal, *, searched: bool = False) -> PlanResult:
 
 
 def _question(goal: Goal, result: LayoutSearchResult | None) -> Literal["step", "chosen"]:
-    """Return the `intervals.interval` question for a layout: "chosen" if the planner chose it from several, else "step"."""
+    """Return the question of `intervals.interval`: "chosen" if the planner chose the layout from several, else "step"."""
     return "chosen" if goal.chooses_layout and result is not None and result.is_choice else "step"
 
 
@@ -250,7 +250,11 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def batch_by_laws(out: PlanResult) -> dict[str, Any]:
-    """Return the planned batch in tokens, its number of steps, and each law's optimal and critical batch and learning rate."""
+    """Return the planned batch in tokens and its number of steps, compared with scaling laws.
+
+    The entries "optimal", "critical" (batches in tokens) and "learning_rates" are dicts from the name of a law to its
+    value.
+    """
     size_and_tokens, batch = (out.job.model.active_parameters, out.goal.tokens), min(out.job.tokens, out.goal.tokens)
     return {
         "batch": batch,

@@ -172,8 +172,8 @@ def optimal_tokens(parameters: float) -> dict[str, float]:
 def compare(parameters: float, tokens: float) -> dict[str, Any]:
     """Compare a model size and its training tokens to the scaling laws, as plain values for the JSON of a plan.
 
-    The result has the ratio of the tokens to the rule's optimum, the predicted loss in nats per token (by the
-    replication) and the optimum of each law.
+    `optimal_tokens` is the optimum by 20 tokens per parameter, and `ratio` the tokens over it. `loss` is the predicted
+    loss in nats per token by the constant fit `REPLICATION`, and `optimal_tokens_by_law` the optimum of each law.
 
     Args:
         parameters: Number of parameters.
@@ -200,9 +200,10 @@ def optimal_batches(parameters: float, tokens: float) -> dict[str, float]:
 
 
 def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
-    """Return the critical batch size, in tokens, by law: beyond it more data parallelism stops paying.
+    """Return the critical batch size in tokens, beyond which more data parallelism stops paying, by law (paper).
 
-    There a run needs twice the fewest tokens (Kaplan, Power Lines), or a fifth more steps than in proportion (Zhang).
+    At this size a run needs twice the fewest tokens ("kaplan", "power_lines"), or a fifth more steps than if the steps
+    fell in proportion to the batch ("zhang").
     """
     # Zhang's law takes tokens in millions. Only then does it agree with the paper's two other fits, 93.20 N^0.47 along 20 tokens
     # per parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions). Power Lines takes the fewest
@@ -215,7 +216,7 @@ def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
 
 
 def learning_rates(parameters: float, tokens: float) -> dict[str, float]:
-    """Return the peak learning rate at each law's own batch size, by law."""
+    """Return the peak learning rate of each law, for the batch size that this law recommends."""
     flops = training_flops(parameters, tokens)
     return {
         "deepseek": scaling_rules.learning_rate(flops),

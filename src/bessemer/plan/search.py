@@ -111,9 +111,10 @@ class LayoutSearchResult:
     def preferred(self) -> tuple[Candidate, ...]:
         """All layouts that fit, best choice first.
 
-        Layouts that leave the headroom come first: those nearly as fast as the fastest, by how few devices they divide
-        the model over, then the others by speed. Layouts without the headroom follow, by memory. If no layout leaves
-        the headroom, those that need little more memory than the smallest one take the first place.
+        Layouts that leave the headroom come first. Of these, those nearly as fast as the fastest are ordered by the
+        number of devices that hold one copy of the model, fewest first, and the others by speed. Layouts without the
+        headroom follow, those with less memory first. If no layout leaves the headroom, those that need little more
+        memory than the smallest one (`_near_least`) take the first place.
         """
         first = self.safe or self._near_least
         limit = first[0].step.seconds * NEARLY_AS_FAST if first else 0.0
@@ -195,10 +196,11 @@ def _try_split(
     job: Job, split: Layout, fixed: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
-    """Try one division of the model, `split`, with each micro-batch up to the largest that fits.
+    """Try one division of the model, `split`, with each micro-batch up to the largest that fits and each ZeRO stage.
 
-    Adds the cheapest layout that fits and the cheapest that leaves the headroom to `ranked`, or the nearest miss to
-    `rejected`.
+    For each, adds the cheapest layout that fits in memory and the cheapest that leaves the headroom to `ranked`. If
+    none fits, adds the one that misses by the fewest bytes to `rejected`. Impossible ones are counted in `impossible`
+    by reason.
     """
     modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in fixed else RECOMPUTE
     zeros = zero_stages(job, split, fixed, impossible)

@@ -30,13 +30,13 @@ def plan_table(plan: PlanResult) -> str:
 
 
 def named_rows(rows: Mapping[str, str]) -> str:
-    """Format rows as text in which each line starts with the name of its row."""
+    """Format a dict of row names and texts as lines, each starting with the name of its row."""
     width = max(10, *map(len, rows))
     return "\n".join(f"{name:<{width}} {line}" for name, value in rows.items() for line in value.splitlines())
 
 
 def plan_rows(plan: PlanResult) -> dict[str, str]:
-    """Return the rows of a plan by name; a row of several notes has one line each."""
+    """Return a plan as a dict from the name of a row to its text; a row of several notes has one line for each."""
     job, step, config = plan.job, plan.step, plan.job.model
     cluster, device, goal = job.cluster, job.cluster.device, plan.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
@@ -81,7 +81,10 @@ def plan_rows(plan: PlanResult) -> dict[str, str]:
 
 
 def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
-    """Return the rows of a plan of this machine (the content of plan.json) by name."""
+    """Return a plan of this machine as a dict from the name of a row to its text.
+
+    `plan` is the content of plan.json.
+    """
     memory = plan["memory_bytes_per_device"]
     validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
     by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
@@ -112,7 +115,7 @@ def _memory_parts(memory: Mapping[str, float]) -> str:
 
 
 def _by_laws(plan: PlanResult) -> dict[str, str]:
-    """Return the rows on scaling laws for pretraining, or on batch and learning rate for other training."""
+    """Return the rows, name to text, on scaling laws; for other training than pretraining, one on batch and learning rate."""
     if not plan.goal.recipe.is_pretraining:
         rate = plan.goal.recipe.train.optimizer.learning_rate
         return {"batch": f"{amount(plan.job.tokens)} tokens; learning rate {rate:.2g}"}
@@ -130,7 +133,7 @@ def _by_laws(plan: PlanResult) -> dict[str, str]:
 
 
 def _chosen(plan: PlanResult) -> str:
-    """Describe how a layout was chosen, and its given fields."""
+    """Describe in a few words how the search chose the layout: how many fit, how much memory stays free, the given fields."""
     result, goal = plan.found, plan.goal
     assert result is not None
     kept = describe_fixed(goal.job.layout, goal.fixed)
@@ -165,7 +168,7 @@ def model_line(config: ModelConfig) -> str:
 
 
 def _size(config: ModelConfig, noun: str = "") -> str:
-    """Format the number of parameters, and of active ones for a mixture."""
+    """Format the number of parameters followed by `noun`, and for a mixture of experts the number of active ones."""
     active = f", {amount(config.active_parameters)} active" if config.experts else ""
     return f"{amount(config.parameters)}{noun}{active}"
 

@@ -88,8 +88,9 @@ class Timetable:
 def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:
     """Simulate a schedule: each rank executes its list in order, each action as soon as its inputs are available.
 
-    F needs the previous stage, B and I the next stage and their own F, and W its own I. Raises ValueError if the ranks
-    deadlock.
+    The actions of a stage for a micro-batch are F (forward), B (backward), or in place of B, I (gradients of inputs)
+    and W (gradients of weights). F needs F of the previous stage. B and I need B or I of the next stage, and F of their
+    own stage. W needs its own I. Raises ValueError if the ranks deadlock.
     """
     asked = durations or Durations()
     done: dict[tuple[int, str, int], float] = {}  # end of the F, B (or I) and W of a stage and micro-batch
@@ -128,7 +129,10 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
 
 
 def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
-    """Yield (stage, kind) of each action that must precede an action, all for the same micro-batch; B stands also for I."""
+    """Yield (stage, kind) of each action that must precede `action`, for the same micro-batch.
+
+    Kind "B" stands for B or I, see `simulate`. `stages` is the number of stages of the pipeline.
+    """
     if action.kind == "F":
         if action.stage > 0:
             yield action.stage - 1, "F"
@@ -145,12 +149,13 @@ def pipeline_seconds(
 ) -> float:
     """Return the seconds of a schedule from the first forward pass to the last backward pass.
 
-    `forward` and `backward` are the seconds of each of the ranks x virtual stages for a micro-batch.
+    `forward` and `backward` are the seconds of a micro-batch in each of the ranks x `virtual` stages, where `virtual`
+    (v) is the number of stages on each rank. They include the sends, which occupy the stages.
 
-    Sends occupy the stages, and their time is included in the durations. GPipe runs all forward and then all backward
-    passes, each a flow through the stages in order. 1F1B is `_seconds_1f1b`. Interleaved takes the time of the slowest
-    rank's stages, with a fill and drain 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V and DualPipeV take the
-    work of the slowest rank plus the idle time of the simulated schedule with equal stages.
+    GPipe runs all forward and then all backward passes, each a flow through the stages in order. 1F1B is
+    `_seconds_1f1b`. Interleaved takes the time of the slowest rank's stages, with a fill and drain 1/v as long
+    (Narayanan et al. 2021, section 2.2). ZB-V and DualPipeV take the work of the slowest rank plus the idle time of the
+    simulated schedule with equal stages.
     """
     if ranks == 1:
         return micro_batches * (sum(forward) + sum(backward))
@@ -202,11 +207,10 @@ def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tupl
 
 @lru_cache(maxsize=512)
 def _idle(name: str, ranks: int, micro_batches: int, ratio: float) -> float:
-    """Return the idle time of a rank in a schedule with equal stages, in forward passes of one stage.
+    """Return the idle time of a rank in a schedule with equal stages, in units of one stage's forward pass.
 
-    `ratio` is the duration of a backward pass over that of a forward pass.
-
-    A further micro-batch in the steady state adds none, so at most 4 p micro-batches are simulated.
+    `ratio` is the duration of a backward pass over that of a forward pass. At most 4 micro-batches per rank are
+    simulated, because further ones add no idle time.
     """
     enough = min(micro_batches, 4 * ranks)
     return simulate(generate(name, ranks, enough), Durations(1.0, ratio)).timesteps - enough * 2 * (1.0 + ratio)

@@ -14,12 +14,12 @@ from bessemer.recipe.section import Section
 
 @cache
 def effects() -> dict[str, Any]:
-    """Load unplanned.toml: lists of recipe keys, and for each key of `unplanned` the reason."""
+    """Load unplanned.toml: a dict of lists of recipe keys, and a table `unplanned` from keys to the reason for each."""
     return tomllib.loads((resources.files(__package__) / "unplanned.toml").read_text(encoding="utf-8"))
 
 
 def entry_of(key: str) -> str | None:
-    """Return the longest key of unplanned.toml that a recipe key falls under, or None."""
+    """Return the longest key of unplanned.toml that is the recipe key or a table above it, or None."""
     table, parts = effects(), key.split(".")
     known = {*table["planned"], *table["apart"], *table["of_bessemer"], *table["unplanned"]}
     starts = (".".join(parts[:count]) for count in range(len(parts), 0, -1))

@@ -41,8 +41,7 @@ class ImportCheck:
 
     Attributes:
         max_difference: Largest absolute difference of a logit, or of a hidden state if our model has a new head; None
-            if
-        nothing was compared.
+            if nothing was compared.
         layers: Number of layers that were compared, from the first.
         of_layers: Number of layers of the model.
         note: Why not all was compared, or what was changed for the comparison.

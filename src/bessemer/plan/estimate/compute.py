@@ -173,12 +173,19 @@ def cast_bytes(
 ) -> tuple[float, float]:  # fmt: skip
     """Return the bytes moved to cast a block's matmul operands to fp8, forward and backward.
 
-    The casts are those of torchao's float8_linear.py. `split` is the number of tensor ranks over which sequence
-    parallelism divides tensors of width W. Expert weights are left out: they are cast once a step and serve many tokens
-    (Transformer Engine, is_first_microbatch). Each operand is read for its maximum, read again and written. With tensor
-    scales this happens once, on a rank's own tokens, because gathered data is cast before; both operands of weight
-    gradients are then transposed in 8 bits. With row scales, every operand is cast twice from 16 bits, along each side,
-    and gathered data only after the gather (torchtitan's parallelize_llama.py gathers 8 bits for tensor scales only).
+    The casts are those of torchao's float8_linear.py. Each operand is read for its maximum, read again and written.
+    With tensor scales this happens once, on a rank's own tokens, because data is cast before it is gathered; both
+    operands of weight gradients are then transposed in 8 bits. With row scales, every operand is cast twice from 16
+    bits, along each side, and gathered data only after the gather (torchtitan's parallelize_llama.py gathers 8 bits for
+    tensor scales only). Expert weights are left out: they are cast once a step and serve many tokens (Transformer
+    Engine, is_first_microbatch).
+
+    Args:
+        tokens: Tokens of a micro-batch on a device.
+        shapes: Matmuls of the block's forward pass.
+        width: Elements of a token's hidden state.
+        split: Tensor ranks over which sequence parallelism divides hidden states.
+        scales: "tensor" or "row".
     """
     sizes = [(one.share * one.rows * one.batches / tokens, one.share * one.batches, one) for one in shapes]
     inner, outer = sum(each * one.inner for each, _, one in sizes), sum(each * one.columns for each, _, one in sizes)

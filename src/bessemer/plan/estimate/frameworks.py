@@ -21,7 +21,10 @@ from bessemer.recipe import Parallel
 
 @dataclass(frozen=True)
 class Framework:
-    """The profile of a training program; frameworks.toml explains each key."""
+    """The profile of a training program: its numeric formats, memory use, kernels, communication and overlap.
+
+    frameworks.toml explains each field under the same name and has the profiles of all programs.
+    """
 
     name: str
     weight_bytes: float = 2.0

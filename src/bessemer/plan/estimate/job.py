@@ -117,9 +117,9 @@ def parallel(layout: Layout) -> Parallel:
 
 
 def domain_size(device: DeviceSpec, devices: int) -> int:
-    """Return the devices of one scale-up domain in a cluster of this many devices.
+    """Return the devices of one scale-up domain (devices joined by the fast links) in a cluster of `devices` devices.
 
-    Prefers equal parts of whole nodes if these have at least half of the largest domain's size.
+    Prefers domains of equal size and whole nodes if this size is at least half of the largest possible one.
     """
     largest, per_node = min(device.scale_up_domain, devices), device.per_node
     equal = (n for n in range(largest, largest // 2, -1) if n % per_node == 0 and devices % n == 0)

@@ -213,9 +213,10 @@ def held_parameters(job: Job) -> tuple[float, float]:
 def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     """Return the exposed seconds of the gradient reduction and the weight gathers that take place once a step.
 
-    They overlap with `last`, the seconds of one micro-batch's backward pass on a rank. If sharded gradients travel for
-    each micro-batch (`micro_batch`), only the replicas' all-reduce of a shard remains. Otherwise all gradients take one
-    all-reduce, or with ZeRO 1 and 2 a reduce-scatter (an all-reduce in some frameworks) and an all-gather.
+    They overlap with `last`, the seconds of one micro-batch's backward pass on a rank. If the framework reduce-scatters
+    sharded gradients in each micro-batch (`Framework.scatter`), only the replicas' all-reduce of a shard remains.
+    Otherwise all gradients take one all-reduce, or with ZeRO 1 and 2 a reduce-scatter (an all-reduce in some
+    frameworks) and an all-gather.
     """
     layout, framework = job.layout, job.framework
     parameters, placed = held_parameters(job)
