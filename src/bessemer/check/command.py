@@ -122,7 +122,10 @@ def _training_rows(subject: Subject) -> Iterator[CheckRow]:
 
 
 def _model_rows(subject: Subject) -> Iterator[CheckRow]:
-    """Check masks and overfitting in this process on one device, with the trial's starting weights."""
+    """Yield the rows about attention masks and about overfitting one sequence.
+
+    They use the small trial model with the weights that its training starts from, in this process on one device.
+    """
     recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
     devices.set_deterministic(subject.device)
     with silent():

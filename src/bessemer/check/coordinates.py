@@ -34,7 +34,10 @@ LEAST = 1e-9  # a smaller change, such as that of a frozen embedding, counts as 
 
 
 def coordinate_rows(recipe: ResolvedRecipe, store: TokenStore, device: Device) -> Iterator[CheckRow]:
-    """Yield a row about widths and a row about depths, for a language model that starts from initial weights."""
+    """Yield two rows: how much the size of activation changes in the first updates depends on width, and on depth.
+
+    Yields none unless a language model starts from initial weights.
+    """
     if not recipe.is_pretraining:
         return
     least = math.ceil(LEAST_WIDTH * recipe.model.heads / recipe.model.width)
@@ -61,7 +64,10 @@ def coordinate_rows(recipe: ResolvedRecipe, store: TokenStore, device: Device) -
 
 
 def _copy(recipe: ResolvedRecipe, layers: int, heads: int) -> ResolvedRecipe:
-    """Return the recipe for a model with this number of layers and heads, in one process and at a constant rate."""
+    """Return the recipe for a model with these layers and heads, and its widths in proportion to the heads.
+
+    It trains in one process at a constant learning rate.
+    """
     model = recipe.model
     sizes = {key: heads * getattr(model, key) // model.heads for key in ("width", "mlp_width")}
     sizes["kv_heads"] = math.gcd(heads, max(heads * model.kv_heads // model.heads, 1))
@@ -71,7 +77,10 @@ def _copy(recipe: ResolvedRecipe, layers: int, heads: int) -> ResolvedRecipe:
 
 
 def _changes(recipe: ResolvedRecipe, store: TokenStore, device: Device) -> dict[str, Tensor]:
-    """Return the RMS change since the start of embedding, blocks and logits after each update, each (STEPS,)."""
+    """Train for STEPS updates, and return by layer the RMS change of its activations since the start, (STEPS,) each.
+
+    The layers are "embedding", "block N" and "logits".
+    """
     model = build_model(config_of(recipe, store.vocabulary, 0), recipe.run.seed)
     trainer = Trainer(recipe, model, device, store.end_of_text, len(store.sources), recomputed=0)
     loader, changes = trainer.task.loader(recipe, store), list[Tensor]()
@@ -104,9 +113,15 @@ def _activations(trainer: Trainer, batch: Batch) -> list[Tensor]:
 def _row(
     axis: str, sizes: Sequence[int], changes: dict[str, Tensor], limit: float, remedy: str, otherwise: Status
 ) -> CheckRow:
-    """Return a row about the layer whose RMS change depends most on the size (the `axis`, "width" or "depth").
+    """Return a row about the layer whose RMS change depends most on the size of the model.
 
-    `changes` has the changes of each layer, (sizes, updates).
+    Args:
+        axis: What the sizes are: "width" or "depth".
+        sizes: The sizes of the models.
+        changes: The RMS change by layer, (sizes, updates).
+        limit: The largest absolute exponent e for which the last change, fitted as size^e, counts as independent of the size.
+        remedy: The advice if a layer exceeds it.
+        otherwise: The status if a layer exceeds it.
     """
     logs = torch.tensor(sizes).double().log()
     logs -= logs.mean()

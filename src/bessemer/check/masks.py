@@ -77,7 +77,7 @@ def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
 
 
 def _future(trainer: Trainer, batch: Batch) -> CheckRow:
-    """Check that no hidden state before a changed token moves, at several positions."""
+    """Check, at several positions, that changing a token changes no hidden state before it."""
     length = batch.inputs.shape[1]
     ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # changing a border would change the masks
     places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
@@ -91,7 +91,7 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
 
 
 def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
-    """Check that changing a token moves hidden states of the next document only if the recipe allows it."""
+    """Check that changing a token changes no hidden state of the next document; a warning if the recipe allows it."""
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)
     if row < 0:

@@ -22,7 +22,7 @@ HELD_OUT = 0.05  # least held-out share of a sample
 def sample_tokens(
     requested: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, folder: Path
 ) -> RunDirectory:
-    """Return a run directory with tokens for the trials: the run's own, or one in `folder` with tokens of sampled text.
+    """Return a run directory with tokens for the trials: `run` if it has them, else a new one in `folder` of sampled text.
 
     `build` prepares the corpus and the tokens of a recipe in a run directory.
     """

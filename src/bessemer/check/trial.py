@@ -105,7 +105,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
 
 
 def resized(recipe: ResolvedRecipe, *, layers: int, **sizes: int) -> dict[str, Any]:
-    """Return the [model] keys to change for a model with these sizes and initial weights."""
+    """Return the [model] keys to change for a model with these layers and other sizes (by key) and with initial weights."""
     model: dict[str, Any] = {"depth": None, "from_": None, "layers": layers, **sizes}
     for key in ("global_layers", "unrotated_layers"):
         if numbers := getattr(recipe.model, key):

@@ -59,8 +59,9 @@ class HostCopies:
     def begin(self, own: LocalTensors) -> tuple[LocalTensors, Callable[[], object]]:
         """Start to copy the tensors.
 
-        Returns the copies and a function that waits until they are complete. The tensors may change after `wait`. If memory is
-        missing, that function raises the error, because the other ranks already wait in an exchange that reports errors.
+        Returns the copies and a function that waits until they are complete. The tensors may change once `HostCopies.wait` has
+        returned. If memory is too small, the returned function raises BessemerError instead of this method, so that the error
+        reaches the other ranks, which already wait in an exchange that reports errors.
         """
         is_cuda = any(tensor.is_cuda for named in own.values() for tensor in named.values())
         try:

@@ -99,7 +99,7 @@ Contents = dict[str, dict[str, StoredTensor]]
 
 
 def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Contents, facts: dict[str, Any]) -> str:
-    """Return the text of a manifest."""
+    """Return the JSON text of a manifest. `files` has the "bytes" and "sha256" of each file, and `facts` the other values."""
     tensors: dict[str, Any] = {}
     pieces: dict[str, Any] = {}
     for part, named in contents.items():

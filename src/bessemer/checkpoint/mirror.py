@@ -35,9 +35,9 @@ FINISH_SECONDS = 600.0  # how long the end of a run waits for the copy in the ba
 
 
 def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
-    """Return the mirror of a run that has no local checkpoint; None if the run has one, or no mirror.
+    """Return the mirror of a run, after checking access to it; None if the recipe has no mirror or the run a local checkpoint.
 
-    Without these checks, the run would start at step 0 or have no copies.
+    A new run must reach its mirror, because otherwise it would start at step 0 despite mirrored checkpoints, or have no copies.
 
     Raises:
         InputError: The mirror may not be listed or written.
@@ -94,7 +94,8 @@ class Mirror:
             url: The value of checkpoint.mirror: an absolute folder, s3:// or gs://.
             name: The name of the run.
             run: The run directory.
-            keep: The least number of checkpoints that the mirror keeps, also after a restore of only the newest.
+            keep: The least number of checkpoints that `update` leaves in the mirror, even if the run has fewer, as after a
+                restore of only the newest.
         """
         self.folder = parse_path(url) / name
         self._run, self._keep = run, keep

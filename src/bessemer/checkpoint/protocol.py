@@ -371,7 +371,7 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 
 
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
-    """Remove the checkpoints that `keep` does not include, up to the step `current`."""
+    """Remove the checkpoints that `keep` does not select among those up to step `current`; later ones stay."""
     steps = [step for step in checkpoint_steps(folder) if step <= current]
     selected = Retention.from_value(keep).select(steps)
     for step in steps:

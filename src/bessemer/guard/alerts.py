@@ -119,7 +119,10 @@ class _Posts:
                     self.post(severity, str(row.get("what")), message, step=row.get("step"), incident=row)
 
     def post(self, severity: Severity, what: str, message: str, **more: Any) -> None:
-        """Post one alert. Slack, Mattermost and Discord show its `text` or `content`."""
+        """Post one alert about `what` with a message; `more` has more JSON values, such as the step.
+
+        Slack and Mattermost show its `text`, Discord its `content`. A failure is reported once, and the training continues.
+        """
         where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
         text = f"[{severity}] {self._run.path.name}: {what}{where}: {message}"
         time = datetime.now(UTC).isoformat(timespec="seconds")

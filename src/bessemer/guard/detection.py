@@ -177,7 +177,8 @@ def observe(
 def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
     """Return the median and a robust standard deviation of values.
 
-    The deviation is 1.4826 x MAD (Rousseeuw and Croux 1993, section 1), but at least the noise of any run.
+    The deviation is 1.4826 x the median absolute deviation (Rousseeuw and Croux 1993, section 1), but at least the noise that
+    every run has: MIN_SPREAD times the median of losses, or MIN_LOG_SPREAD for log gradient norms.
 
     Args:
         values: Losses or log gradient norms.
@@ -189,9 +190,10 @@ def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, f
 
 
 def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
-    """Return the median and the standard deviation of the values above it, for skewed values.
+    """Return the median, and the standard deviation of a normal distribution with the same upper tail.
 
-    Only a full window is treated as skewed: in the first steps, the values above the median are from before the loss fell.
+    With fewer than SPIKE_WINDOW values, this is `centre`: in the first steps, the values above the median are from before the
+    loss fell.
     """
     middle, spread = centre(values, is_log=is_log)
     if len(values) < SPIKE_WINDOW:

@@ -35,7 +35,7 @@ TIME_KINDS = {
 
 
 class WallClock:
-    """A clock that divides the seconds of a session by kind."""
+    """A clock of a session (one execution of a run's training) that divides its seconds by kind (TIME_KINDS)."""
 
     def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None) -> None:
         """Start the clock of a session.
@@ -83,11 +83,11 @@ class WallClock:
             self._mark += seconds
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds since the session started, and those of its validations and saves."""
+        """Return the `seconds` since the session started, and the parts of them in `validation` and `saving`."""
         return {"seconds": time() - self._began, **{kind: self._seconds[kind] for kind in ("validation", "saving")}}
 
     def add_step(self, step: int, data_wait: float, num_steps: int = 1) -> None:
-        """Count the time since the last call that is not yet counted.
+        """Count the time since the last call as steps, without what `counting` counted. Excess time of a long step is a stall.
 
         Args:
             step: The step that was just completed.
@@ -110,7 +110,7 @@ class WallClock:
             self.write(step)
 
     def add_rollback(self, completed: int, to: int) -> None:
-        """Count the completed steps after `to` as repeated."""
+        """Count the steps from `to` to `completed`, both numbers of completed steps, as repeated."""
         self._redone += completed - to
 
     def write(self, step: int, stopped_by: str | None = None, *, is_finished: bool = False) -> None:

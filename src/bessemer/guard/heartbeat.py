@@ -87,8 +87,8 @@ class Heartbeat:
         Args:
             path: The heartbeat file of a process in a group, which the watchdog may end; None for a single process.
             rank: The rank of this process.
-            stacks: The file for the stacks of a hang.
-            hang_seconds: The limit of a step; None to follow the last steps, 0 for no limit.
+            stacks: The file for the stack traces of a process that hangs.
+            hang_seconds: The seconds after which a step hangs; 0 for never, None for a multiple of the last steps' duration.
         """
         self._path, self._rank, self._stacks, self._hang_seconds = path, rank, stacks, hang_seconds
         self._ended, self._seconds = threading.Event(), deque[float](maxlen=WINDOW)
@@ -119,7 +119,7 @@ class Heartbeat:
             self._stacks.unlink()
 
     def mark(self, phase: str, step: int) -> None:
-        """Start a phase after `step` completed steps."""
+        """Record progress: `phase` (one of PHASES) starts or continues after `step` completed steps."""
         now = time.time()
         if phase == self._phase == "step" and step == self._step + 1:
             self._seconds.append(now - self._since)
@@ -151,7 +151,7 @@ class Heartbeat:
         return self._slow_limit if self._hang_seconds is None else self._hang_seconds
 
     def _arm(self) -> None:
-        """Set the timer of the watchdog."""
+        """Restart the watchdog's timer, which reports a hang after the limit of the current phase."""
         self._armed = time.time()
         if self._limit:
             faulthandler.dump_traceback_later(self._limit, exit=self._path is not None, file=self._file)

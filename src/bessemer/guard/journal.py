@@ -115,7 +115,10 @@ class Journal:
         return journal
 
     def raise_incomplete(self, who: str, recorded: int) -> NoReturn:
-        """Raise InputError because `who` has `recorded` rollbacks and the journal has fewer."""
+        """Raise InputError because the journal has fewer than `recorded` rollbacks.
+
+        `who` begins the message with what records them and a verb, such as "metrics.jsonl records".
+        """
         known = f"{who} {counted(recorded, 'rollback')}, but this file only {self.num_rollbacks}"
         raise InputError(f"{self.path}: lines are missing: {known}; restore the file, or start over with --restart")
 

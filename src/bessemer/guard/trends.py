@@ -30,14 +30,14 @@ LIMITS = {"attention_logit_max": (ATTENTION, MIN_LOGIT), "activation_rms": (ACTI
 
 
 class Trends:
-    """The windows of measurements in which trends are detected."""
+    """The detector of slow trends: steps that became slow or wait for data, and layer statistics that grow."""
 
     def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
-        """Create the windows and fill them from the metrics of earlier steps.
+        """Create the windows of measurements and fill them from the metrics of earlier steps.
 
         Args:
             path: The path of incidents.jsonl; None on ranks other than 0.
-            rows: The rows of metrics.jsonl, which fill the windows of statistics inside the model.
+            rows: The rows of metrics.jsonl, which fill the windows of layer statistics.
         """
         self._path = path
         self._measured: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MEASURED))
@@ -49,7 +49,7 @@ class Trends:
         self.rewind(rows)
 
     def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Refill the windows of statistics inside the model from these rows of metrics.jsonl, as after a rollback."""
+        """Refill the windows of layer statistics from these rows of metrics.jsonl, as after a rollback."""
         self._measured.clear()
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
@@ -57,7 +57,7 @@ class Trends:
                     self._measured[name].append(max(by_block.values()))
 
     def add_statistics(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
-        """Add statistics from inside the model, by name and block, and record a trend."""
+        """Add layer statistics, {name: {block: value}}, and record an incident for each that grew far above its median."""
         for name, (kind, minimum) in LIMITS.items():
             if not (by_block := _finite(statistics.get(name))):
                 continue

@@ -42,8 +42,9 @@ def ladder(
 ) -> dict[str, Any]:  # fmt: skip
     """Train the ladder of a recipe, fit its law and predict the loss of the recipe's run.
 
-    Writes ladder.json and, if it is in the run directory, the report of the run. A stopped ladder continues: finished rungs
-    are kept and the unfinished one resumes.
+    A ladder is a series of smaller runs (rungs) of increasing compute, to which a scaling law is fitted. The function writes
+    ladder.json and, if the ladder's folder is in the run directory, the report of the run. A stopped ladder continues:
+    finished rungs are kept and the unfinished one resumes.
 
     Args:
         recipe: The recipe of the planned run.
@@ -51,7 +52,7 @@ def ladder(
         resolve: Builds the tokens of the run and returns its resolved recipe.
         train: Trains the recipe of a rung in its run directory.
         design: Design of the ladder.
-        rungs: Number of sizes; None: the default of the design.
+        rungs: Number of sizes of rungs; None: the default of the design.
         budget: Time or FLOPs of all rungs, as in `parse_budget`.
         ratio: Tokens per parameter of the rungs; None: that of the planned run.
         seeds: Runs of each of the smallest rungs.
@@ -85,7 +86,10 @@ def ladder(
 def _train_and_fit(
     inputs: LadderInputs, design: Design, count: int, budget: Budget, ratio: float, seeds: int
 ) -> dict[str, Any]:
-    """Train the rungs and return the content of ladder.json. The finished rungs of earlier designs count too."""
+    """Train the rungs, fit the law and return the content of ladder.json. The arguments are as for `ladder`.
+
+    Finished rungs that an earlier call with other options left in the folder are fitted too.
+    """
     rungs, earlier, rates = _design(inputs, design, count, budget, ratio, seeds)
     seconds = sum(map(runs.predict_seconds(inputs.planned, rates), rungs))
     _announce(inputs, design, rungs, seconds)
@@ -101,9 +105,9 @@ def _train_and_fit(
 def _design(
     inputs: LadderInputs, design: Design, count: int, budget: Budget, ratio: float, seeds: int
 ) -> tuple[list[Rung], list[Rung], list[tuple[int, float]]]:
-    """Return the rungs, the rungs of earlier designs of the folder, and the measured training rates as (N, FLOP/s).
+    """Return the rungs, the rungs of earlier options, and the measured training rates as (N parameters, FLOP/s).
 
-    They come from design.json if it has these options. Otherwise they are computed and saved there.
+    All three are read from design.json if it was written for the same options, else computed and saved there.
     """
     planned, recipe = inputs.planned, inputs.planned.recipe
 

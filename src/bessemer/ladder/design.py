@@ -107,7 +107,7 @@ def _widths(below: int) -> list[int]:
 
 
 def _heads(inner: int, head_dim: int) -> int:
-    """Return the number of heads of even width whose width is nearest, as a ratio, to head_dim."""
+    """Return how many heads, each of the same even width, divide `inner` such that their width is nearest to head_dim."""
     fitting = [count for count in range(1, inner // 2 + 1) if inner % count == 0 and inner // count % 2 == 0]
     return min(fitting, key=lambda count: abs(log(inner / count / head_dim)))
 
@@ -115,10 +115,11 @@ def _heads(inner: int, head_dim: int) -> int:
 def learning_rate(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> float:
     """Return the learning rate for a run of `flops` total FLOPs.
 
-    It is the recipe's rate if train.optimizer.base_width is set (muP, Yang et al. 2022). Otherwise it follows the
-    scaling law of `model.depth` through the recipe's own rate. A batch has whole sequences, so a small run's batch is
-    slightly larger or smaller than the law's. The rate then changes with the square root of that ratio (Malladi et al.
-    2022, the square-root scaling rule of Adam), because otherwise the loss would have a step where the batch has one.
+    It is the recipe's rate if train.optimizer.base_width is set (muP, Yang et al. 2022). Otherwise it is the recipe's
+    rate x (flops / planned_flops)^RATE_EXPONENT, the power law that `model.depth` uses. A batch has whole sequences, so
+    a small run's batch is slightly larger or smaller than its power law (`batch_tokens`) gives. In both cases, the rate
+    is multiplied by the root of the ratio of the two (Malladi et al. 2022, the square-root scaling rule of Adam),
+    because otherwise the loss would have a step where the batch has one.
     """
     peak = recipe.train.optimizer.learning_rate
     rounded = exp(0.5 * batch_excess(recipe, batch_tokens(recipe, flops, planned_flops), flops, planned_flops))
@@ -127,9 +128,10 @@ def learning_rate(recipe: ResolvedRecipe, flops: float, planned_flops: float) ->
 
 
 def batch_tokens(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> int:
-    """Return the tokens of a run's global batch, by the scaling law of `model.depth` through the recipe's own batch.
+    """Return the tokens of the global batch of a run of `flops` total FLOPs.
 
-    It is rounded, as a ratio, to the nearest number of whole sequences, at least 2 and at most the recipe's batch.
+    It is the recipe's batch x (flops / planned_flops)^BATCH_EXPONENT, the power law that `model.depth` uses, rounded,
+    as a ratio, to the nearest number of whole sequences, at least 2 and at most the recipe's batch.
     """
     batch, length = recipe.train.global_batch_tokens, recipe.tokens.sequence_length
     sequences = batch // length * (flops / planned_flops) ** BATCH_EXPONENT
@@ -139,7 +141,7 @@ def batch_tokens(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> 
 
 
 def batch_excess(recipe: ResolvedRecipe, tokens: int, flops: float, planned_flops: float) -> float:
-    """Return the logarithm of the ratio of a batch to the law's, which is not rounded to whole sequences."""
+    """Return log(`tokens` / b), where b is the unrounded batch of the law in `batch_tokens`, at most the recipe's batch."""
     batch = recipe.train.global_batch_tokens
     return log(tokens / (batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)))
 

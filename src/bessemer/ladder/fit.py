@@ -41,7 +41,8 @@ class BestFit:
     """The best fit of a law.
 
     Attributes:
-        parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T, for logarithms of sizes relative to `centre`.
+        parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T of loss = exp(e) + sum_t exp(a_t - alpha_t x_t), where x_t is the
+            logarithm of a size (parameters and tokens, or FLOPs) relative to `centre`.
         objective: Value of the objective at the minimum.
         centre: (T,) mean logarithms of the sizes.
     """
@@ -51,12 +52,12 @@ class BestFit:
     centre: Array
 
     def log_loss(self, x_nT: Array) -> Array:
-        """Return the (n,) log losses at the logarithms of sizes."""
+        """Return the (n,) log losses at `x_nT`, the logarithms of sizes (not relative to `centre`)."""
         return predicted(self.parameters, x_nT - self.centre)[0]
 
 
 def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
-    """Return the (..., n) log losses and their (..., n, P) derivatives by the (..., P) parameters."""
+    """Return the (..., n) log losses at `x_nT` and their (..., n, P) derivatives by the (..., P) parameters of `BestFit`."""
     powers = x_nT.shape[1]
     exponents = parameters[..., None, 1 + powers :]
     slopes = np.concatenate([np.zeros_like(parameters[..., None, :1]), exponents], axis=-1)
@@ -70,10 +71,10 @@ def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
 
 
 def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
-    """Fit the law to runs and return the lowest minimum of all starts.
+    """Fit the law to runs, and return the lowest minimum that the optimizer finds from any start.
 
     Args:
-        sizes_nT: Parameters and tokens of each run, or its FLOPs.
+        sizes_nT: (n, T) parameters and tokens of each run, or its FLOPs.
         losses_n: Loss of each run.
     """
     logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
@@ -156,7 +157,10 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
 
 
 def _starts(x_nT: Array, losses_n: Array) -> Array:
-    """Return the (starts, P) parameters with the best constant and coefficients for each choice of exponents."""
+    """Return (starts, P) parameters to start the fit from, one row for each choice of exponents from START_EXPONENTS.
+
+    The constant and the coefficients of a row are the least-squares fit for its exponents.
+    """
     powers, lowest = x_nT.shape[1], float(losses_n.min())
     starts = []
     for exponents in product(START_EXPONENTS, repeat=powers):

@@ -31,9 +31,9 @@ MOST_EXCESS = (
 
 
 def batch_effect(design: Design, excess: float) -> float:
-    """Return the increase of the log loss for a batch above the law's; negative below it.
+    """Return the increase of the log loss if a batch exceeds that of the scaling law by `excess` (`design.batch_excess`).
 
-    It was measured on ladders of one ratio only and is 0 for others.
+    It is negative for a smaller batch, and 0 for an isoflop ladder, because it was measured only on ratio ladders.
     """
     return 0.0 if design == "isoflop" else BATCH_EFFECT * min(max(excess, -MOST_EXCESS), MOST_EXCESS)
 
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the interval that contains 80% of the draws."""
+    """A value with the ends of its 80% interval, the central share of random draws (bootstrap, and noise for a loss)."""
 
     value: float
     low: float
@@ -71,7 +71,7 @@ class Interval:
 
     @classmethod
     def of(cls, value: float, samples: Array) -> Interval:
-        """Return a value with the interval of the draws' percentiles."""
+        """Return a value with the 10th and the 90th percentile of the draws `samples`."""
         edge = 100 * (1 - WITHIN) / 2
         low, high = np.percentile(samples, [edge, 100 - edge])
         return cls(float(value), float(low), float(high))
@@ -88,8 +88,8 @@ class FittedLaw:
         design: Design of the ladder.
         points: The runs.
         best: The best fit.
-        bootstrap: (F, P) parameters from the bootstrap.
-        residuals: (n,) residuals of the runs, as resampled.
+        bootstrap: (draws, P) parameters from the bootstrap.
+        residuals: (n,) residuals of the runs' log losses, scaled as the bootstrap resamples them.
         spread: Standard deviation of the log losses about the best fit.
         freedom: Number of runs minus parameters of the law.
         seed: Seed of the random numbers.
@@ -114,7 +114,7 @@ class FittedLaw:
             tokens: D.
             flops: C.
             of_a_run: True for the loss of a single run, whose interval includes the spread of sizes and seeds.
-            batch_excess: Logarithm of the ratio of the run's batch to the law's.
+            batch_excess: Logarithm of the ratio of the run's batch to that of the scaling law (`design.batch_excess`).
         """
         chance = np.random.default_rng([self.seed, 1])
         x_T = np.log(arguments(self.design, [(parameters, tokens, flops)])) - self.best.centre
@@ -154,9 +154,11 @@ def fit_law(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedL
 
 
 def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
-    """Test the law: predict the largest rung from the smaller ones and compare with its loss; None if too few are left.
+    """Test the law: predict the loss of the largest rung from the smaller ones; None if too few are left.
 
     Rungs with the same amount of compute are left out too if enough others remain, so that the prediction extrapolates.
+    Returns the rung's `name`, the number of sizes fitted (`from_rungs`), the ratio of compute to the largest of them
+    (`beyond`), the `predicted` interval, the `measured` loss, the relative `error`, and True if the interval has it (`covered`).
     """
     largest = max(points, key=lambda point: (round(np.log(point.flops), 1), point.parameters))
     others = tuple(point for point in points if point is not largest)
@@ -176,7 +178,8 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[s
 def optimum(fitted: FittedLaw, flops: float, flops_per_parameter: float) -> dict[str, Any]:
     """Return the best size and number of tokens for an amount of compute, from a fitted surface.
 
-    This is the minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4). `flops_per_parameter` is k.
+    This is the minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4). `flops_per_parameter` is k. The result
+    has an interval for each of `parameters` (N), `tokens` (D), `tokens_per_parameter`, `exponent` (of C in N) and `loss`.
     """
     log_a, log_b, alpha, beta = np.concatenate([fitted.best.parameters[None, 1:], fitted.bootstrap[:, 1:]]).T
     log_a, log_b = log_a + alpha * fitted.best.centre[0], log_b + beta * fitted.best.centre[1]

@@ -41,7 +41,7 @@ def identity(recipe: Recipe) -> str:
 
 
 def trial(recipe: Recipe, folder: Path, name: str, seed: int) -> Recipe:
-    """Return the recipe of one training: run NAME-SEED in `folder`. The first seed also scores the baselines."""
+    """Return the recipe of one training: run NAME-SEED in `folder`. Only seed 1 scores the recipe's n-gram baseline."""
     return recipe.changed(
         run={"name": f"{name}-{seed}", "dir": str(folder), "seed": seed}, checkpoint={"mirror": None},
         evaluate={"ngram": recipe.evaluate.ngram and seed == 1}, export={"hf": False},
@@ -49,13 +49,13 @@ def trial(recipe: Recipe, folder: Path, name: str, seed: int) -> Recipe:
 
 
 def require_comparable(sides: Sequence[tuple[Recipe, TokenStore]]) -> bool:
-    """Return True if pairs read the same samples in the same order.
+    """Return True if trainings of A and B with the same seed read the same samples in the same order.
 
     Args:
-        sides: Recipe and tokens of A and B, with every value that follows from the text.
+        sides: Recipe and tokens of A and B. The recipes have every value that follows from the text.
 
     Raises:
-        InputError: The recipes have no bits per byte on the same text.
+        InputError: A recipe has no bits per byte, or the two are not scored on the same text.
     """
     texts = []
     for recipe, store in sides:
@@ -74,9 +74,10 @@ def require_comparable(sides: Sequence[tuple[Recipe, TokenStore]]) -> bool:
 
 
 def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
-    """Return the name, budget, scores in bits per byte and mean seconds of the trainings of one recipe.
+    """Return a dict about the trainings of one recipe, with `scores`, the held-out bits per byte of each seed.
 
-    `done` has one finished run for each seed, and `reference` names the recipe.
+    `done` has one finished run for each seed, and `reference` names the recipe. Other keys are name, recipe, seconds (mean),
+    minutes, steps, tokens and parameters.
     """
     found = [data.read(run) for run in done]
     scores = [data.as_number(one.evaluation, "bits_per_byte") for one in found]
@@ -91,9 +92,9 @@ def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
 
 
 def summarize(differences: Sequence[float]) -> Json:
-    """Return the mean of paired differences with the ends of its 95% interval and the p-value, by Student's t.
+    """Return the `mean` of paired differences, its 95% interval (`low`, `high`) and the p-value `p`, by Student's t-test.
 
-    The last three are None for a single pair.
+    All but the mean are None for a single pair.
     """
     mean = float(np.mean(differences))
     if len(differences) < 2:
@@ -119,9 +120,10 @@ def seeds_needed(differences: Sequence[float], error: float) -> int | None:
 
 
 def record_look(ledger: Path, row: Json) -> int:
-    """Record a look at the baseline `row["a"]` in the ledger unless it is there, and return its number among such looks.
+    """Record a look (one comparison with a baseline, `row["a"]`) in the ledger, and return its number.
 
-    A look at a single pair has the number 0, because it decides nothing. Raises InputError for a damaged ledger.
+    Looks at one baseline are numbered from 1. A look that is already recorded keeps its number, and one at a single pair has 0,
+    because it decides nothing. Raises InputError for a damaged ledger.
     """
     lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
     rows = read_json_lines(ledger)
@@ -137,7 +139,11 @@ def record_look(ledger: Path, row: Json) -> int:
 
 
 def judge(folder: Path, a: Json, b: Json, *, same_order: bool) -> Json:
-    """Compare the trainings of A and B, as `read_side` returns them, and record the look and the result in `folder`."""
+    """Compare the trainings of A and B, as `read_side` returns them, and return the result, which is also saved in `folder`.
+
+    It has the `differences` of scores with their summary, the `look` and its `level`, which is `better` (None if undecided), the
+    `seeds_needed` to decide, and `answers` for the reader. `same_order` is the result of `require_comparable`.
+    """
     differences = [second - first for first, second in zip(a["scores"], b["scores"], strict=True)]
     found = summarize(differences)
     row = {"a": a["name"], "b": b["name"], "differences": differences, **found}

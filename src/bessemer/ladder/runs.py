@@ -146,15 +146,15 @@ def predict_seconds(planned: Planned, rates: list[tuple[int, float]]) -> Callabl
 
 
 def saved_design(folder: Path, key: str, protocol: str, design: Callable[[], Json]) -> Json:
-    """Return the content of design.json, after replacing its design if the options, and so the key, have changed.
+    """Return the content of design.json; if its key is not `key`, a new design is made and saved first.
 
-    It has `rungs`, `earlier` (rungs of previous designs) and `more` (other results of the design).
+    It has `rungs` (the dicts of `Rung.to_dict`), `earlier` (those of previous designs) and `more` (from `design`).
 
     Args:
         folder: Folder of the ladder.
         key: Digest of the options that determine the design.
         protocol: Digest of everything that all runs of the folder share.
-        design: Returns `rungs` and `more` of a new design.
+        design: Makes a new design: `rungs`, and `more` values to save with them.
 
     Raises:
         BessemerError: The runs in the folder have other tokens or training settings.
