@@ -31,8 +31,8 @@ def dense(mixture: MixtureOfExperts, x_BTD: Tensor) -> Tensor:
     weights = torch.where(rank < options.experts_per_token, scores, 0.0)
     if options.router_normalised:
         weights = weights / weights.sum(-1, keepdim=True)
-    gate, up = torch.einsum("btd,egfd->gbtef", x_BTD, mixture.experts["gate_up"])
-    out = torch.einsum("btef,edf,bte->btd", F.silu(gate) * up, mixture.experts["down"], weights * options.router_scale)
+    gate, up = torch.einsum("btd,egfd->gbtef", x_BTD, mixture.experts.gate_up)
+    out = torch.einsum("btef,edf,bte->btd", F.silu(gate) * up, mixture.experts.down, weights * options.router_scale)
     return out if mixture.shared is None else out + mixture.shared(x_BTD)
 
 

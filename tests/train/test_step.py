@@ -22,11 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from bessemer.checkpoint.format import load_manifest
 from bessemer.distributed.context import MicroBatchLoss
-from bessemer.distributed.mesh import ProcessMesh, join
+from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
@@ -217,7 +216,7 @@ def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
 
 @pytest.mark.parametrize(
     "layout",
-    long_but([Parallel(**{axis: 2}) for axis in AXES], Parallel(replicate=2), Parallel(shard=2)),
+    long_but([Parallel(**{axis: 2}) for axis in MESH_AXES], Parallel(replicate=2), Parallel(shard=2)),
     ids=lambda layout: next(axis for axis, size in layout.model_dump().items() if size == 2),
 )
 def test_two_processes_wait_for_nothing_between_logged_steps(runs: Path, recipe_file: Path, layout: Parallel) -> None:

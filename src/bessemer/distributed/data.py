@@ -8,6 +8,7 @@ averaged: each rank divides its loss by the number of targets in the full batch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 from contextlib import AbstractContextManager
@@ -37,12 +38,11 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
     """Apply FSDP2 to each block and to the rest of `root`, in place.
 
     Weights are gathered and computed in `compute_dtype`; None keeps their dtype. Gradients are reduced in fp32 (fp64 for
-    fp64).
+    fp64). Experts that are divided over ranks have a mesh of their own (`expert.apply_ep`).
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     layout = mesh.layout
-    num_shards = layout.state_shards
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -51,11 +51,17 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
         "mesh": _data_mesh(mesh),
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy(),
-        "shard_placement_fn": lambda parameter: shard_placement(parameter, num_shards),
+        "shard_placement_fn": functools.partial(shard_placement, num_shards=layout.state_shards),
         # The bias of a router stays whole and in fp32.
         "ignored_params": {parameter for name, parameter in root.named_parameters() if name.endswith("router.bias")},
     }
     reshard_after_forward = layout.effective_zero == 3
+    for module in list(root.modules()):
+        own_mesh: DeviceMesh | None = getattr(module, "fsdp_mesh", None)
+        if own_mesh is not None:
+            placement = functools.partial(shard_placement, num_shards=own_mesh.size())
+            own = {"mesh": own_mesh, "shard_placement_fn": placement}
+            fully_shard(module, reshard_after_forward=reshard_after_forward, **(options | own))
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
     # Embedding and head are needed at both ends of a pass, so they are not resharded in between.

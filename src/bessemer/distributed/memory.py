@@ -228,10 +228,11 @@ def _sharded_memory(
     The result always includes the fragmentation of a CPU's heap, which `rank_memory` removes for other devices. `rank`
     has the blocks of its pipeline rank, and `step` the bytes allocated in a step.
     """
-    params, micro_batches = PartParameters.count(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
+    params = PartParameters.count(config, rank, layout.tensor, layout.expert)
+    micro_batches = _micro_batches(train, layout, config)[1]
     with_padding = padded(params, config, layout)
     state = trained = state_bytes(layout, params, with_padding, element_bytes, micro_batches)
-    of_weights = of_moments = with_padding.all / layout.state_shards / config.parameters
+    of_weights = of_moments = with_padding.shard_bytes(layout, 1) / config.parameters
     if train.is_frozen:
         head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
         trained = state_bytes(layout, head, head, element_bytes, micro_batches)
@@ -360,8 +361,8 @@ def state_bytes(
         micro_batches: Micro-batches per step of each rank.
     """
     zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
-    weights = element_bytes.master * with_padding.all // layout.state_shards
-    gradients = element_bytes.gradient * with_padding.all // layout.state_shards
+    weights = with_padding.shard_bytes(layout, element_bytes.master)
+    gradients = with_padding.shard_bytes(layout, element_bytes.gradient)
     if not layout.uses_fsdp:
         return RankState(weights, 0, gradients, 0)
     two_blocks = min(2, params.blocks) * with_padding.block  # one in use, one being gathered

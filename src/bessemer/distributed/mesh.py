@@ -22,7 +22,7 @@ from bessemer.common.errors import BessemerError, InputError, Stopped, first_lin
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
-# Neighbouring ranks along the last axis are nearest to each other. AXES has the axes in the order of the recipe.
+# Neighbouring ranks along the last axis are nearest to each other. AXES has the axes in the order of the recipe, and `expert`.
 MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
 TIMEOUT = timedelta(minutes=10)
@@ -198,7 +198,7 @@ def require_world(layout: Parallel, world: int) -> None:
     """Raise InputError, with layouts that fit, when the layout needs another number of processes than `world`."""
     if layout.world == world:
         return
-    product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
+    product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if axis in MESH_AXES)
     rest = layout.ranks_per_part
     if world % rest == 0:
         fits = f"set parallel.shard = {world // rest} and parallel.replicate = 1"

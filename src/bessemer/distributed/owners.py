@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bessemer.distributed.sharded_tensors import as_shard_of, gather, local, put
+from bessemer.distributed.sharded_tensors import as_shard_of, gather, local, own_experts, put
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +31,7 @@ def owner_updates(
         shard_of: Returns, for an index in `weights`, the local shard of the input of the update, such as a gradient.
         update_of: Returns the full update from (index, full input); called on the owner.
     """
+    weights = [own_experts(weight) for weight in weights]
     meshes: dict[DeviceMesh, list[int]] = {}
     for number, weight in enumerate(weights):
         meshes.setdefault(weight.device_mesh, []).append(number)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.common.errors import BessemerError
-from bessemer.distributed.mesh import SHARD_CONTEXT, ProcessMesh
+from bessemer.distributed.mesh import MESH_AXES, SHARD_CONTEXT, ProcessMesh
 from bessemer.model.dropout import splitmix64_finaliser
-from bessemer.recipe.parallel import AXES
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -102,6 +101,24 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
     meta = TensorMeta(parameter.shape, parameter.stride(), values.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, meta)
     return DTensor(values.detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def own_experts(parameter: DTensor) -> DTensor:
+    """Return this process's experts of a parameter, sharing memory, as a DTensor over the processes that hold the same ones.
+
+    Other parameters are returned as they are.
+    """
+    device_mesh = parameter.device_mesh
+    if "expert" not in (device_mesh.mesh_dim_names or ()):
+        return parameter
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    shape = torch.Size([len(local(parameter)), *parameter.shape[1:]])
+    meta = TensorMeta(shape, parameter.stride(), parameter.dtype)
+    spec = DTensorSpec(device_mesh["copies"], parameter.placements[:1], meta)
+    return DTensor(local(parameter).detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -199,7 +216,9 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
         sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
         if SHARD_CONTEXT in sharded:
             sharded |= {"shard", "context"}
-    return all(mesh.coordinate(axis) == 0 for axis in AXES if axis not in sharded | {"pipeline"})
+        if "expert" in sharded:  # divided over all processes of a pipeline stage
+            return True
+    return all(mesh.coordinate(axis) == 0 for axis in MESH_AXES if axis not in sharded | {"pipeline"})
 
 
 def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:

@@ -263,25 +263,33 @@ def rank_rows(num_rows: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Parameter counts of a process's part of the model, after tensor parallelism and before ZeRO.
+    """Parameter counts of a process's part of the model, after tensor and expert parallelism and before ZeRO.
 
     Attributes:
         block: Parameters of one block.
         root: Parameters outside of blocks.
         blocks: Number of blocks.
+        experts: Parameters of one block's routed experts with expert parallelism, included in `block`; 0 without it.
     """
 
     block: int
     root: int
     blocks: int
+    experts: int = 0
 
     @property
     def all(self) -> int:
         return self.blocks * self.block + self.root
 
+    def shard_bytes(self, layout: Parallel, element_bytes: int) -> int:
+        """Return the bytes of this process's shards."""
+        experts = self.blocks * self.experts
+        rest = element_bytes * (self.all - experts) // layout.state_shards
+        return rest + element_bytes * experts // layout.expert_shards
+
     @classmethod
     @lru_cache(maxsize=4096)
-    def count(cls, config: ModelConfig, rank: PipelineRank, tensor: int) -> PartParameters:
+    def count(cls, config: ModelConfig, rank: PipelineRank, tensor: int, expert: int = 1) -> PartParameters:
         """Return the counts of the largest rank of a tensor group.
 
         Ranks may differ in rows of the tables with a row per token id. Norms outside of blocks count with the head.
@@ -294,4 +302,8 @@ class PartParameters:
             root += (positions + config.token_types) * config.width
         if rank.has_head:
             root += config.parameters - round(config.count_parameters()) - config.embedding_parameters
-        return cls(config.block_parameters - sharded + sharded // tensor, root, rank.blocks)
+        block, routed = config.block_parameters - sharded + sharded // tensor, 0
+        if expert > 1:
+            routed = config.expert_parameters // config.layers
+            block, routed = block - routed + routed // expert, routed // expert
+        return cls(block, root, rank.blocks, routed)

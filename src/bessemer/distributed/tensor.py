@@ -2,7 +2,8 @@
 
 Attention is sharded by key/value heads (with the query heads that share one), the MLP by hidden units, and embedding and
 output matrix by token ids (Shoeybi et al. 2019, section 3). Elsewhere each rank has T / t of the tokens (Korthikanti et al.
-2022, section 4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
+2022, section 4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum. So are routers
+and routed experts, which each rank applies to its tokens.
 
 This module does not use `parallelize_module` with torch's styles. Each operation would go through DTensor's dispatch, which
 slows small steps. The styles cover linear layers, embeddings and norms, so joined matrices, attention and the loss would
@@ -39,8 +40,9 @@ from bessemer.distributed.collectives import (  # fmt: skip
 )
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.validity import require_tensor
-from bessemer.model.attention import LayerKVCache
+from bessemer.model.attention import Attention, LayerKVCache
 from bessemer.model.config import ModelConfig
+from bessemer.model.feed_forward import FeedForward
 from bessemer.model.kernels import upcast
 from bessemer.model.layers import RMSNorm
 from bessemer.model.sublayers import Access, Sublayer
@@ -78,9 +80,8 @@ def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
         mixin = _mixin(path, module, config)
         owned = [name for name, parameter in module._parameters.items() if parameter is not None]
         if mixin is not None or owned:
-            accesses = sorted((name, _access(f"{path}.{name}", config)) for name in owned)
-            kind: Any = type(module)
-            module.__class__ = _subclass(kind, mixin, tuple(accesses))  # type: ignore[arg-type]
+            accesses = {name: _access(f"{path}.{name}", config) for name in owned}
+            read_locally(module, type(module), mixin, accesses)
             module.tensor_group = group  # type: ignore[assignment]
         if mixin in (ShardedEmbedding, ShardedHead):
             module.vocabulary = vocabulary  # type: ignore[assignment]
@@ -134,6 +135,11 @@ def _access(name: str, config: ModelConfig) -> LocalAccess:
     return "slice" if name == "head.bias" else "partial"
 
 
+def read_locally(module: nn.Module, base: Any, mixin: Any, accesses: dict[str, LocalAccess]) -> None:
+    """Make a module a subclass of `base`, with the mixin if any, whose code reads these parameters as plain tensors."""
+    module.__class__ = _subclass(base, mixin, tuple(sorted(accesses.items())))  # type: ignore[assignment]
+
+
 @cache
 def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, LocalAccess], ...]) -> type[nn.Module]:
     """Return a subclass of a module's class, with the mixin if any, whose parameters read as plain local tensors.
@@ -150,6 +156,8 @@ def _property(name: str, access: LocalAccess) -> property:
         # FSDP reads its further sharded parameter by this name, and nothing is computed with it while it is sharded.
         if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
             return parameter
+        if access in ("shard", "replicated"):
+            return parameter.to_local()
         return None if access == "deferred" else _local(parameter, access, module.tensor_group)
 
     return property(get)
@@ -158,11 +166,9 @@ def _property(name: str, access: LocalAccess) -> property:
 def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
     """Return what this rank reads of a parameter, by `access`.
 
-    For "shard" it is the local shard and for "replicated" the full value. For "partial" it is the full value and for
-    "slice" this rank's rows of it, both with a gradient that must still be summed over the group.
+    For "partial" it is the full value and for "slice" this rank's rows of it, both with a gradient that must still be
+    summed over the group.
     """
-    if access in ("shard", "replicated"):
-        return parameter.to_local()
     whole = parameter.to_local(grad_placements=[Partial()])
     return whole.narrow(0, *group.row_range(len(whole))) if access == "slice" else whole
 
@@ -267,7 +273,7 @@ _OUTER_MIXINS = {
 
 def _mixin(path: str, module: nn.Module, config: ModelConfig) -> type[nn.Module] | None:
     """Return the mixin of a module, or None if only its parameters are distributed."""
-    if isinstance(getattr(module, "facts", None), Sublayer):
+    if isinstance(module, Attention | FeedForward):
         return ShardedSublayer
     facts = config.parameter_facts(f"{path}.weight") if isinstance(module, RMSNorm) else None
     if facts is not None and facts.access == "slice":

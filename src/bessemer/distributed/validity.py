@@ -6,6 +6,8 @@ Every check raises an InputError that names values that work. The limits of the 
 
 from __future__ import annotations
 
+import math
+
 from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import nearest_that_fit
 from bessemer.distributed.stages import num_stages, rank_rows
@@ -54,7 +56,8 @@ def indivisible_by_tensor(
     """
     vocabulary = config.vocabulary
     copied = copies_keys and tensor % config.kv_heads == 0 and config.heads % tensor == 0
-    units = [item for sublayer in config.sublayers for item in sublayer.tensor_units.items()]
+    parts = (part for _, parts in config.kinds.values() for part in parts)
+    units = [item for part in parts for item in part.tensor_units.items()]
     divides = {
         **{f"{key} = {number}": number % tensor == 0 or (copied and "heads" in key) for key, number in units},
         f"model.vocabulary = {vocabulary}": rank_rows(vocabulary, tensor) * (tensor - 1) < vocabulary,
@@ -124,16 +127,31 @@ def require_shards(config: ModelConfig, layout: Parallel) -> None:
 
 
 def require_experts(config: ModelConfig, layout: Parallel) -> None:
-    """Raise InputError for a mixture of experts on axes that cannot divide it."""
-    if config.experts and layout.tensor > 1:
-        raise InputError(
-            f"parallel.tensor: {layout.tensor} processes cannot divide experts; use parallel.shard instead"
-        )
-    if config.experts and config.has_balance_loss and layout.context > 1:
-        raise InputError(
-            f"parallel.context: {layout.context} processes cannot compute the balance loss of a sequence; "
-            'use model.balance = "bias", or parallel.shard instead'
-        )
+    """Raise InputError, with the sizes that work, when parallel.expert cannot divide the experts of a model."""
+    sizes = expert_sizes(config, layout.stage_ranks)
+    if layout.expert in sizes:
+        return
+    if not config.experts:
+        raise InputError(f"parallel.expert: {layout.expert} processes, but the model has no experts; remove it")
+    raise InputError(
+        f"parallel.expert: {layout.expert} processes cannot divide {config.experts} experts among the {layout.stage_ranks} "
+        f"processes of a pipeline stage (replicate x shard x context x tensor); possible: {', '.join(map(str, sizes))}"
+    )
+
+
+def expert_sizes(config: ModelConfig, ranks: int) -> list[int]:
+    """Return the sizes of parallel.expert that divide the experts of a model and the ranks of a pipeline stage.
+
+    Ranks with the same experts shard their weights along another dimension, which they must divide evenly.
+    """
+    shapes = [parameter.shape[1:] for parameter in config.block_table.values() if parameter.is_routed]
+
+    both = math.gcd(config.experts, ranks) if config.experts else 1
+
+    def is_even(shards: int) -> bool:
+        return all(any(number % shards == 0 for number in shape) for shape in shapes)
+
+    return [size for size in range(1, both + 1) if size == 1 or (both % size == 0 and is_even(ranks // size))]
 
 
 def require_length(num_ranks: int, length: int) -> None:

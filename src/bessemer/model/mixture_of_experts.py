@@ -8,7 +8,7 @@ Shapes: B sequences, T tokens, N = B x T, D width, E experts, K experts of a tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,8 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.feed_forward import FeedForward, apply_gate
 from bessemer.model.kernels import upcast
 from bessemer.model.layers import linear_layer
-from bessemer.model.sublayers import mixture_facts
+from bessemer.model.sublayers import Sublayer, mixture_facts
+from bessemer.recipe.model import Activation
 
 ALIGNMENT = 16  # bytes that torch's grouped matmul needs rows to be a multiple of
 
@@ -33,11 +34,13 @@ class MixtureOfExperts(nn.Module):
     `experts.gate_up` is (E, 2, F, D) and `experts.down` (E, D, F). The shared experts are one MLP with the hidden units of all.
 
     Attributes:
+        mean_over_sequence: Averages over the processes that have tokens of the same sequences.
         loss_scale: Factor on the gradient of the auxiliary loss in the current step; None outside of training.
         step_load: Tokens of each expert in the step and last the sum of the auxiliary loss, (E + 1,); those of this process
             until the backward passes of the step end.
     """
 
+    mean_over_sequence: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
     loss_scale: Tensor | None = None
     step_load: Tensor | None = None
 
@@ -47,8 +50,7 @@ class MixtureOfExperts(nn.Module):
         self.router = linear_layer(self.facts, "mlp.router")
         if config.has_balance_bias:
             self.router.bias.requires_grad_(False)  # `update_bias` changes it
-        shapes = (self.facts.shapes[f"mlp.experts.{name}"] for name in ("gate_up", "down"))
-        self.experts = nn.ParameterDict(dict(zip(("gate_up", "down"), map(torch.empty, shapes), strict=True)))
+        self.experts = Experts(self.facts, config.activation)
         units = config.shared_experts * config.expert_width
         self.shared = FeedForward(config, "mlp.shared", units) if units else None
 
@@ -81,10 +83,7 @@ class MixtureOfExperts(nn.Module):
         place_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         counts_E = F.one_hot(expert_NK, self.config.experts).sum(dim=(0, 1))
         sorted_MD = _Dispatch.apply(x_ND, order_M, place_M)  # type: ignore[no-untyped-call]
-        gate_up_MF = grouped_linear(sorted_MD, self.experts["gate_up"].flatten(1, 2), counts_E)
-        weight_M1 = weight_NK.flatten()[order_M, None]
-        hidden_MF = apply_gate(gate_up_MF, self.config.activation) * weight_M1.to(x_ND.dtype)
-        out_MD = grouped_linear(hidden_MF, self.experts["down"], counts_E)
+        out_MD = self.experts(sorted_MD, weight_NK.flatten()[order_M, None], counts_E)
         return _Combine.apply(out_MD, order_M, place_M, len(x_ND)), counts_E  # type: ignore[no-untyped-call]
 
     def _auxiliary_loss(self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, rows: tuple[int, ...]) -> Tensor:
@@ -99,7 +98,7 @@ class MixtureOfExperts(nn.Module):
         if config.has_balance_loss:
             share_NE = scores_NE / scores_NE.sum(dim=1, keepdim=True)
             chosen_BTE = F.one_hot(expert_NK, config.experts).sum(dim=1).view(*rows, -1)
-            frequency_BE = chosen_BTE.sum(dim=1).to(share_NE.dtype) / rows[1]
+            frequency_BE = self.mean_over_sequence(chosen_BTE.sum(dim=1).to(share_NE.dtype) / rows[1])
             loss = config.balance_loss * config.experts * (share_NE.view(*rows, -1).sum(dim=1) * frequency_BE).sum()
         if config.router_z_loss:
             loss = loss + config.router_z_loss * logits_NE.logsumexp(dim=1).square().sum()
@@ -108,6 +107,23 @@ class MixtureOfExperts(nn.Module):
     def record(self, load: Tensor) -> None:
         """Add the load and the auxiliary loss of a micro-batch to those of the step."""
         self.step_load = load if self.step_load is None else self.step_load + load
+
+
+class Experts(nn.Module):
+    """The MLPs of routed experts, `gate_up` (E, 2, F, D) and `down` (E, D, F), each applied to its rows."""
+
+    def __init__(self, facts: Sublayer, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_up, self.down = (
+            nn.Parameter(torch.empty(facts.shapes[f"mlp.experts.{name}"])) for name in ("gate_up", "down")
+        )
+
+    def forward(self, x_MD: Tensor, weight_M1: Tensor, counts_E: Tensor) -> Tensor:
+        """Return each row's output of its expert times its weight. The first `counts_E[0]` rows are those of expert 0."""
+        gate_up_MF = grouped_linear(x_MD, self.gate_up.flatten(1, 2), counts_E)
+        hidden_MF = apply_gate(gate_up_MF, self.activation) * weight_M1.to(x_MD.dtype)
+        return grouped_linear(hidden_MF, self.down, counts_E)
 
 
 def mixtures(model: nn.Module) -> Iterator[tuple[int, MixtureOfExperts]]:

@@ -220,7 +220,8 @@ def mixture_facts(options: ModelOptions) -> Sublayer:
             *(parameter for shared in parts[1:] for parameter in shared.parameters),
         ),
         output="down",
-        tensor_units={"model.expert_width": each},
+        # Each rank of a tensor group applies whole routed experts to its tokens.
+        tensor_units={"model.shared_experts x expert_width": options.shared_experts * each},
         saved_elements=sum(part.saved_elements for part in parts) + copied + weighted + chosen,
         eager_bytes=sum(part.eager_bytes for part in parts) + 2.0 * (copied + weighted) + FP32 * (width + chosen),
         selective_elements=sum(part.selective_elements for part in parts) + experts + active * width,

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from bessemer.recipe.section import Positive, SbatchOptions, Section, Words
 
-# Axes along which [parallel] divides the work; and those whose processes work on the same part of the batch.
-AXES = ("replicate", "shard", "tensor", "pipeline", "context")
+# Axes along which [parallel] divides the work; and those whose processes work on the same part of the batch. The processes of
+# `expert` are some of those of a pipeline stage, so it does not multiply their number.
+AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
 LAYOUT_KEYS = (*AXES, "zero", "schedule", "virtual")
 MODEL_AXES = ("tensor", "pipeline", "context")
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
@@ -81,7 +82,9 @@ class AxisSizes:
         replicate: int
         shard: int
         tensor: int
+        pipeline: int
         context: int
+        expert: int
 
     @property
     def world(self) -> int:
@@ -99,6 +102,16 @@ class AxisSizes:
         return prod(getattr(self, axis) for axis in MODEL_AXES)
 
     @property
+    def stage_ranks(self) -> int:
+        """Number of processes of a pipeline stage, among which the experts of a layer can be divided."""
+        return self.world // self.pipeline
+
+    @property
+    def expert_shards(self) -> int:
+        """Number of processes that hold the same experts, among which FSDP divides them."""
+        return self.stage_ranks // self.expert
+
+    @property
     def state_shards(self) -> int:
         """Number of processes among which FSDP divides weights, gradients and optimizer state."""
         return self.shard * self.context
@@ -113,14 +126,18 @@ class AxisSizes:
 
 
 def describe_axes(layout: AxisSizes) -> str:
-    """Return the parallel axes of size over 1 as text, such as "shard 2 x tensor 2"; "one device" if there are none."""
-    return " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1) or "one device"
+    """Return the parallel axes of size over 1 as text, such as "shard 2 x tensor 2, expert 4".
+
+    Without any it is "one device".
+    """
+    sizes = [f"{axis} {getattr(layout, axis)}" for axis in AXES if axis != "expert" and getattr(layout, axis) > 1]
+    return (" x ".join(sizes) or "one device") + (f", expert {layout.expert}" if layout.expert > 1 else "")
 
 
 class Parallel(AxisSizes, Section):
     """The layout of a run on processes.
 
-    The product of the sizes of the five axes is the number of processes; with 1 everywhere there is one process.
+    The product of the sizes of the axes except `expert` is the number of processes; with 1 everywhere there is one process.
     """
 
     auto: bool = False
@@ -129,6 +146,7 @@ class Parallel(AxisSizes, Section):
     tensor: Positive = 1
     pipeline: Positive = 1
     context: Positive = 1
+    expert: Positive = 1
     zero: Literal[1, 2, 3] = 3
     schedule: PipelineSchedule = "1f1b"
     virtual: Positive | None = None
@@ -172,12 +190,12 @@ class Parallel(AxisSizes, Section):
     @property
     def uses_ddp(self) -> bool:
         """True if all processes are plain replicas, whose gradients DDP reduces."""
-        return self.replicate == self.world > 1
+        return self.replicate == self.world > 1 == self.expert
 
     @property
     def uses_fsdp(self) -> bool:
-        """True if FSDP2 reduces the gradients: several processes hold parts of the data and are not plain replicas."""
-        return self.replicate * self.state_shards > 1 and not self.uses_ddp
+        """True if FSDP2 reduces the gradients: several processes hold parts of the data or experts and are not plain replicas."""
+        return self.replicate * self.state_shards * self.expert > 1 and not self.uses_ddp
 
     def fits_micro_batches(self, count: int) -> bool:
         """Return True if the pipeline schedule can run `count` micro-batches per step.

@@ -1,7 +1,7 @@
 """The division of a model over several processes: sharded, wrapped and initialised, each process holding only its part.
 
-The order in `parallelize` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
-compile, FSDP2 or DDP.
+The order in `parallelize` is the order in which the splits nest: pipeline stages, tensor, context, expert, activation
+checkpointing, compile, FSDP2 or DDP.
 """
 
 from __future__ import annotations
@@ -88,11 +88,7 @@ def parallelize(
         all_spans = stage_spans(model.config, layout)
         local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
-    if layout.tensor > 1:
-        from bessemer.distributed import tensor  # loads DTensors, which takes half a second
-
-        tensor.apply_tp(model, mesh)
-    context.apply_cp(model, mesh)
+    _divide_layers(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, layout.tensor > 1)
 
     roots: list[Any] = []
@@ -113,6 +109,19 @@ def parallelize(
         return model, Pipelined(running, mesh, device)
     root = data.apply_ddp(roots[0], device.torch_device) if layout.uses_ddp else roots[0]
     return model, DataParallel(model, root, mesh, device)
+
+
+def _divide_layers(model: Transformer, mesh: ProcessMesh) -> None:
+    """Divide matrices, sequences and experts over the groups of this process. Modules with DTensors load in half a second."""
+    if mesh.layout.tensor > 1:
+        from bessemer.distributed import tensor
+
+        tensor.apply_tp(model, mesh)
+    context.apply_cp(model, mesh)
+    if model.config.experts and not mesh.is_single:
+        from bessemer.distributed import expert
+
+        expert.apply_ep(model, mesh)
 
 
 def _recompute_and_compile(train: Train, model: Transformer, device: Device, blocks: int, is_sharded: bool) -> None:
