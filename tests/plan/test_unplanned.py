@@ -92,6 +92,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "parallel.auto": ({}, "true"),
     "parallel.schedule": ({"parallel.pipeline": "2"}, '"interleaved"'),
     "parallel.virtual": ({"parallel.pipeline": "2", "parallel.schedule": '"interleaved"'}, "4"),
+    "parallel.expert": ({"model.experts": "4"}, "2"),
     "parallel.shard": ({}, "8"),
     "parallel.tensor": ({}, "4"),
     "cluster.device": ({}, '"A100"'),

@@ -100,15 +100,23 @@ def goal_of(
         # No plan models train.classify.frozen (unplanned.toml), so all weights have gradients and moments.
         train = resolved.train.model_copy(update={"classify": TRAIN.classify})
         job = replace(job, train=train, offload=resolved.parallel.offload)
-    chosen, keys = recipe.parallel.auto, set[str]()
+    chosen = recipe.parallel.auto
     if chosen:
-        keys |= recipe.parallel.given_layout
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
+    keys = _fixed_keys(recipe, has_own_experts=config.experts > 0 and model is None)
+    return Goal(resolved, job, tokens, chosen, keys, tuple(notes), not_counted, recipe.checkpoint.every)
+
+
+def _fixed_keys(recipe: Recipe, has_own_experts: bool) -> frozenset[str]:
+    """Return the fields of the layout that the recipe fixes. Experts of a published model are placed freely."""
+    keys = set(recipe.parallel.given_layout) if recipe.parallel.auto else set[str]()
+    if "expert" in recipe.parallel.model_fields_set or (has_own_experts and not recipe.parallel.auto):
+        keys.add("expert")
     if recipe.train.micro_batch is not None:
         keys.add("micro_batch")
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
         keys.add("recompute")
-    return Goal(resolved, job, tokens, chosen, frozenset(keys), tuple(notes), not_counted, recipe.checkpoint.every)
+    return frozenset(keys)
 
 
 ROUNDED_BATCH = 1.1

@@ -14,7 +14,6 @@ from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.distributed.shards import padding
 from bessemer.distributed.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
-from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.goal import divisors
 from bessemer.recipe import Parallel
@@ -63,9 +62,12 @@ def splits(job: Job, fixed: frozenset[str], impossible: Counter[str]) -> Iterato
                 if job.batch % data:
                     impossible["the batch does not divide over shard"] += 1
                     continue
+                placements = expert_ranks(job, tensor * context * data, fixed)
+                if not placements:
+                    impossible[f"expert {job.layout.expert} does not divide experts and ranks of a stage"] += 1
                 for (schedule, virtual), shard, expert in product(
                     _schedules(job, pipeline, fixed, impossible), _shards(job, data, tensor, tensor * context, fixed, impossible),
-                    expert_ranks(model, tensor * context * data),
+                    placements,
                 ):  # fmt: skip
                     if is_ours and not divides_evenly(model, tensor, shard * context):
                         impossible["the weights do not divide over shard x context with tensor"] += 1
@@ -119,9 +121,10 @@ def _shards(job: Job, data: int, tensor: int, inner: int, fixed: frozenset[str],
     return sorted({data, most, within if data % within == 0 else data, 1}, reverse=True)
 
 
-def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
-    """Return the numbers of ranks of a pipeline stage over which a mixture's experts can be divided."""
-    return [each for each in divisors(max(model.experts, 1)) if ranks % each == 0]
+def expert_ranks(job: Job, ranks: int, fixed: frozenset[str]) -> list[int]:
+    """Return the numbers of ranks of a pipeline stage over which to divide a mixture's experts, or only the fixed one."""
+    sizes = divisors(math.gcd(job.model.experts, ranks)) if job.model.experts else [1]
+    return [size for size in sizes if "expert" not in fixed or size == job.layout.expert]
 
 
 def _stages_each(blocks: int, pipeline: int) -> list[int]:

@@ -204,7 +204,8 @@ def _reopened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) 
     if "parallel.auto" in typed or value_of("parallel.auto"):
         return None
     sizes = {axis: size for axis in AXES if (size := value_of(f"parallel.{axis}")) is not None}
-    devices, world = value_of("cluster.devices"), math.prod(map(int, sizes.values()))
+    devices = value_of("cluster.devices")
+    world = math.prod(int(size) for axis, size in sizes.items() if axis != "expert")
     if devices is None:
         return [] if has_nodes and not sizes else None
     if sizes and world == int(devices):

@@ -166,16 +166,16 @@ def _chosen(goal: Goal, result: LayoutSearchResult) -> Candidate:
 def _given(goal: Goal) -> Candidate:
     """Return the recipe's own layout as a candidate.
 
-    If the recipe leaves recomputation open, the least that leaves the headroom is used. Recipes have no key for the
-    placement of experts, so the fastest placement that leaves the headroom is used. If nothing leaves the headroom, the
-    result is the candidate that needs least memory. Raises InputError if the layout is impossible.
+    If the recipe leaves recomputation open, the least that leaves the headroom is used, and if it leaves the placement of
+    experts open, the fastest one. If nothing leaves the headroom, the result is the candidate that needs least memory.
+    Raises InputError if the layout is impossible.
     """
     layout = goal.job.layout
     if (why := refuse(goal.job)) is not None:
         raise InputError(why)
     modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.fixed else RECOMPUTE
     candidates: list[Candidate] = []
-    for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
+    for expert in expert_ranks(goal.job, layout.stage_ranks, goal.fixed):
         for mode in modes:
             job = goal.job.with_layout(recompute=mode, expert=expert)
             candidates.append(Candidate(job, memory(job), step(job)))

@@ -101,11 +101,10 @@ class LayoutSearchResult:
     def is_choice(self) -> bool:
         """True if the search had more than one layout to choose from.
 
-        Recomputation and expert parallelism do not count: the first follows from memory, and recipes have no key for
-        the second.
+        Recomputation does not count, because it follows from memory.
         """
         layouts = [one.job.layout for one in self.ranked] or [one.layout for one in self.rejected]
-        return len({replace(layout, recompute="none", expert=1) for layout in layouts}) > 1
+        return len({replace(layout, recompute="none") for layout in layouts}) > 1
 
     @property
     def preferred(self) -> tuple[Candidate, ...]:
@@ -154,7 +153,7 @@ def layout_line(job: Job) -> str:
 
 def layout_parts(layout: Layout) -> list[str]:
     """Describe how a layout divides the model and its state, one string for each part."""
-    parts = [describe_axes(layout) + (f", expert {layout.expert}" if layout.expert > 1 else "")]
+    parts = [describe_axes(layout)]
     if layout.pipeline > 1:
         parts.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
     return [*parts, f"zero {layout.zero}"] if layout.zero else parts

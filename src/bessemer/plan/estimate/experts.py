@@ -175,7 +175,7 @@ def exchange(
 
 def ranks(layout: Layout) -> int:
     """Return the number of ranks that hold copies of the same experts and shard their optimizer state."""
-    return max(layout.world // layout.pipeline // layout.expert, 1)
+    return max(layout.expert_shards, 1)
 
 
 def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
@@ -197,6 +197,6 @@ def refuse(model: ModelConfig, layout: Layout, framework: Framework) -> str | No
         return "zero: mixtures of experts are planned with 0 or 1"
     if model.experts % layout.expert:
         return f"expert = {layout.expert} does not divide {model.experts} experts"
-    if layout.world // layout.pipeline % layout.expert:
-        return f"expert = {layout.expert} does not divide tensor x context x shard = {layout.world // layout.pipeline}"
+    if layout.stage_ranks % layout.expert:
+        return f"expert = {layout.expert} does not divide tensor x context x shard = {layout.stage_ranks}"
     return None

@@ -80,7 +80,7 @@ class Layout(AxisSizes):
         zero: State that `shard` divides: 0 none (ranks of `shard` are then replicas), 1 optimizer state, 2 also
             gradients, 3 also weights.
         virtual: Pipeline stages on each device.
-        expert: Ranks within tensor x context x shard that divide the experts of a mixture.
+        expert: Ranks of a pipeline stage that divide the experts of a mixture.
         micro_batch: Sequences of one forward pass.
         sequence_parallel: True if tensor ranks divide the tokens between matmuls (Korthikanti et al. 2022, section
             4.2.2).
