@@ -71,7 +71,7 @@ def evaluate(
 def task_scores(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, trainer: Trainer, items: str = "tasks"
 ) -> list[dict[str, Any]]:
-    """Score a model on the recipe's tasks, and write the result of each item to NAME.jsonl.
+    """Score a model on the recipe's tasks, and write the result of each item to NAME.jsonl of its task.
 
     Args:
         recipe: Resolved recipe of the run.
@@ -81,7 +81,8 @@ def task_scores(
         items: Folder in the run directory for the results of each task item.
 
     Returns:
-        The scores of each task, and whether its text was found in the corpus.
+        One dict per task: its entry of `tasks` in evaluation.json, with its scores, `precision` and `contamination`, a
+            sentence on whether its text was found in the corpus.
     """
     require_writer(trainer.model.config)
     tasks = open_tasks(recipe.evaluate.tasks)

@@ -23,7 +23,15 @@ START = np.uint64(256)  # symbol before the beginning of a document, which no by
 
 @dataclass(frozen=True)
 class _Order:
-    """The counts of one order: n-grams with their counts, and contexts with their totals and distinct successors."""
+    """The counts of one n-gram order, in sorted arrays: `counts` is parallel to `grams`, the last two to `contexts`.
+
+    Attributes:
+        grams: Code of each n-gram that occurs.
+        counts: Number of occurrences of each n-gram.
+        contexts: Code of each context, the n-gram without its last byte.
+        totals: Number of occurrences of each context.
+        distinct: Number of distinct bytes that follow each context.
+    """
 
     grams: Numbers
     counts: npt.NDArray[np.int64]
@@ -53,7 +61,10 @@ class NgramModel:
 
 
 def _windows(documents: list[bytes], length: int) -> Numbers:
-    """Return the number of the `length`-gram that ends at each byte of each document, with 9 bits per symbol."""
+    """Return an integer code of the n-gram of `length` bytes that ends at each byte of each document.
+
+    Each symbol takes 9 bits of the code. A start symbol pads the beginning of a document.
+    """
     pad = np.full(length - 1, START, dtype=np.uint64)
     parts: list[Numbers] = []
     for document in documents:

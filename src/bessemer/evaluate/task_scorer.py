@@ -11,9 +11,10 @@ from bessemer.train.setup import ScoredModel, TaskScorer
 
 
 def task_scorer(options: Evaluate) -> TaskScorer | None:
-    """Return a function that scores a model on the first items of the recipe's tasks; None without tasks.
+    """Return a function that scores a model on the first `task_items` items of each task; None if the recipe has no tasks.
 
-    The function returns {score: {task: value}}. Its entry `content` has a number that identifies each task's content.
+    The function takes the model and a progress callback and returns {score: {task: value}}. Its entry `content` maps each
+    task to a number that changes with the task's prompts, targets or metrics.
     """
     if not options.tasks:
         return None

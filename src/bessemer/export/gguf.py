@@ -228,7 +228,10 @@ def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
 
 
 def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:
-    """Yield the tensors in file order, with matrices of type `kind`."""
+    """Yield the tensors of a GGUF file in their order, with matrices in the data type `kind`, one of the values of TYPES.
+
+    `architecture` is llama.cpp's name of the model's architecture, and `value` returns the values of a parameter.
+    """
     import gguf
 
     config = model.config
@@ -261,7 +264,10 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
 
 
 def _interleaved(array: Array, heads: int) -> Array:
-    """Reorder rows of queries or keys (heads K, ...) from halves to neighbours within each head."""
+    """Reorder the rows of a query or key weight from rotate-half to interleaved RoPE pairs within each head.
+
+    The shape (heads x head size, ...) stays: rows i and i + head size / 2 of a head become neighbours.
+    """
     by_half = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(by_half.swapaxes(1, 2)).reshape(array.shape)
 

@@ -108,9 +108,10 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
 
 
 def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> ImportedModel:
-    """Compare the tokenizer with that of `transformers`, and greedy text too if the model fits in memory twice.
+    """Compare a model's tokenizer and, if the model fits in memory twice, its greedy tokens with those of `transformers`.
 
-    `read` is the result of the comparison of logits.
+    `read` is the earlier comparison of the logits while the weights were read. It tells if the model fits: all layers were
+    compared then.
     """
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
@@ -145,14 +146,14 @@ def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Toke
 
 
 def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
-    """Return inputs to compare a model that has no own text with `transformers`.
+    """Return inputs for comparing an imported model with `transformers`.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
 
     Returns:
-        Random token ids of shape (2, T), or (1, T) for a classifier, and texts with their ids.
+        Random token ids of shape (2, T), or (1, T) for a classifier, and fixed texts, each with its token ids.
     """
     generator = torch.Generator().manual_seed(0)
     length = min(SAMPLE_TOKENS, model.config.positions_length)

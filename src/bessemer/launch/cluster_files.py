@@ -106,9 +106,10 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
-    """Return the ConfigMap with the recipe, and the JobSet with the settings of cluster.pod merged into its pods.
+    """Return the Kubernetes YAML of a launch: a ConfigMap with the recipe, and a JobSet with `cluster.pod` merged into its pods.
 
-    Raises InputError if [cluster] lacks the image or the claim, or a pod has less memory than it needs.
+    `base` is the folder of the recipe's file. Paths in it become relative to the mounted volume. Raises InputError if
+    [cluster] lacks the image or the volume claim, or a pod has less memory than it needs.
     """
     cluster = recipe.cluster
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")

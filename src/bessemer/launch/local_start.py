@@ -22,14 +22,15 @@ from bessemer.run.directory import RunDirectory
 
 
 def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str, Any]:
-    """Train a resolved recipe, whose run directory is prepared, on `parallel.world` processes. Returns the summary.
+    """Train a resolved recipe on `parallel.world` processes of this machine with torchrun, and return the training's summary.
 
-    Forwards a stop signal to torchrun. Raises the error that the processes report: Stopped, InputError or BessemerError.
+    A stop signal is forwarded to torchrun. Raises the error that the processes report: Stopped, InputError or
+    BessemerError.
 
     Args:
         recipe: The resolved recipe.
         run: Its prepared run directory.
-        program: The arguments of Python for one process, which is a `Worker`.
+        program: Arguments of the Python interpreter that start one training process (`Worker`).
     """
     world = recipe.parallel.world
     say(f"  on {world} processes: {describe_axes(recipe.parallel)}")

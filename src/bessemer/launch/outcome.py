@@ -74,9 +74,10 @@ def record_lost_ranks(run: RunDirectory) -> None:
 
 
 def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the ranks that ended the last start of the training: those that hung, else were killed, else crashed first.
+    """Return the ranks that ended the last start of the training, as dicts of arguments of `incidents.record`.
 
-    Each is a dictionary of arguments of `incidents.record`. Its `step` is the last completed step, or the step that hung.
+    They are the processes that hung, else those that were killed, else the first that crashed. `step` in a dict is the last
+    completed step, or the step that hung.
     """
     readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
     if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
@@ -106,7 +107,10 @@ def stalled_ranks(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
 
 
 def _hang(stalled: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str, Any]:
-    """Return the incident of a process that hung, as arguments of `record`."""
+    """Return the incident of the process whose last heartbeat is `stalled`, as arguments of `incidents.record`.
+
+    `readings` are the last heartbeats of all processes, which tell how long it had been stalled.
+    """
     last = max(reading.beat for reading in readings)
     what, since = "made no progress", stalled.since
     if last - stalled.beat > SAME_MOMENT:
@@ -115,7 +119,11 @@ def _hang(stalled: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict
 
 
 def _incident(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: int) -> dict[str, Any]:
-    """Return the incident of the lost processes of one node, as arguments of `record`. Its rank is that of the first one."""
+    """Return the incident of the lost processes of one node, as arguments of `incidents.record`.
+
+    `what` is the end of a sentence about them, such as "was lost after step 7". The incident's rank is that of the first
+    one.
+    """
     cause = f"rank {', '.join(str(one.rank) for one in lost)} on {lost[0].host} {what}"
     return {"kind": kind, "cause": cause, "rank": lost[0].rank, "host": lost[0].host, "step": step}
 

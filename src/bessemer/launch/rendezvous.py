@@ -29,14 +29,16 @@ SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must 
 def prepare_run(
     open_run: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
 ) -> tuple[dist.Store, RunDirectory, Parallel]:
-    """Return the launcher's store, the run, and the layout for the processes that were started.
+    """Return the key-value store of the processes, the run, and the layout that the started processes train with.
+
+    Recipe, tokens and version of Bessemer must be equal on all processes, and all must see the same run directory.
 
     Args:
-        open_run: Returns the recipe and the run, on every process. They must be equal on all, and so must program and tokens.
-        prepare: Prepares the run for training, on rank 0.
+        open_run: Function that returns the recipe and the run; called on every process.
+        prepare: Function that prepares the run for training; called on rank 0 only. None if the run is prepared.
 
     Raises:
-        BessemerError: One process fails or they do not fit together; raised on all.
+        BessemerError: A process failed, or the processes differ; raised on all processes.
     """
     store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
     group = dist.PrefixStore("start", store)
@@ -88,7 +90,10 @@ def prepare_run(
 
 
 def _require_all(fits: list[bool], where: str, problem: str) -> None:
-    """Raise InputError with `where` and `problem` that names the ranks whose entry in `fits` is False."""
+    """Raise InputError that names the ranks whose entry in `fits` is False; do nothing if all are True.
+
+    The message is `where`, the ranks and `problem`, in this order.
+    """
     if wrong := [str(rank) for rank, one in enumerate(fits) if not one]:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 

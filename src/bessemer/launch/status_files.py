@@ -27,7 +27,10 @@ NEIGHBOUR_ERRORS = ("connection", "broken pipe", "socket", "ncclremoteerror", "t
 
 
 def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
-    """Report how the training ended, unless another process has done so. Returns True if this report is the first."""
+    """Write the report on how the training ended, unless another process has written it. Return True if this call wrote it.
+
+    `code` is the exit code, and `more` are other values of the report: `summary`, or `message` and `early` for an error.
+    """
     with contextlib.suppress(FileExistsError), open(run.status / OUTCOME, "x") as file:
         json.dump({"code": code, "time": time.time(), **more}, file)
         return True
@@ -35,7 +38,7 @@ def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
 
 
 def read_report(run: RunDirectory) -> dict[str, Any] | None:
-    """Return the report of how the training ended; None if there is none yet."""
+    """Return the report that `write_report` wrote, a dict with at least `code` and `time`; None if there is none yet."""
     with contextlib.suppress(FileNotFoundError, ValueError):  # the file may be half-written
         os.listdir(run.status)  # listing a folder refreshes a network file system's cache
         return dict(json.loads((run.status / OUTCOME).read_text()))
@@ -43,7 +46,10 @@ def read_report(run: RunDirectory) -> dict[str, Any] | None:
 
 
 def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
-    """Store an unexpected failure of a process, for the message and for the incident that the next start records."""
+    """Write an unexpected error of a process to a file of its rank.
+
+    The launcher's error message and the incident that the next start records are made from it.
+    """
     text = f"{type(error).__name__}: {first_line(error)}"[:500]
     is_consequence = any(words in text.lower() for words in NEIGHBOUR_ERRORS)
     facts = {"time": time.time(), "rank": rank, "error": text, "is_consequence": is_consequence}
@@ -51,6 +57,6 @@ def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
 
 
 def read_crashes(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the contents of rank-N.error of the last start, the cause of the others first."""
+    """Return the errors that processes of the last start wrote with `write_crash`, original causes before their consequences."""
     crashes = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
     return sorted(crashes, key=lambda crash: (crash["is_consequence"], crash["time"]))

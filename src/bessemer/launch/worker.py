@@ -49,11 +49,12 @@ class Worker:
     """One process of the training.
 
     Attributes:
-        open_run: Returns the requested recipe and the run directory.
-        prepare: Prepares the run for training, on rank 0; None if a command has done so and holds the lock.
-        show: Calls the training on rank 0 and shows its result.
-        profile: True to profile a few steps.
-        observe: Wraps the iterator of batches.
+        open_run: Function that returns the requested recipe and the run directory.
+        prepare: Function that prepares the run for training on rank 0. None if the command that started the processes has
+            done so and holds the run's lock.
+        show: Function that is called with the training on rank 0, calls it and prints its result; None to train silently.
+        profile: True to train only a few steps under the profiler.
+        observe: Function that wraps the iterator of batches; None to leave it as it is.
     """
 
     open_run: Callable[[], tuple[Recipe, RunDirectory]]
@@ -153,7 +154,7 @@ class Worker:
     def _report_error(self, error: BessemerError, early: bool = False) -> int:
         """Report an error that a restart would not fix, and return the exit code.
 
-        With `early`, an error before the training began, all other processes exit too.
+        `early` is True for an error before the training began, at which all other processes exit too.
         """
         speaks = self.rank == 0  # an error before the run is opened is raised on all processes
         if self.run is not None:
@@ -163,7 +164,10 @@ class Worker:
         return 0 if self.reports else error.exit_code
 
     def _report_crash(self, error: BaseException) -> int:
-        """Store an unexpected failure, or the consequence of another process's end, and return the exit code."""
+        """Write an unexpected error of this process to the run's files, and return exit code 1.
+
+        The error may be the consequence of another process's end.
+        """
         if self.run is not None:
             status_files.write_crash(self.run, self.rank, error)  # before torchrun ends this process
             self.is_waiting = True
