@@ -106,7 +106,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
-    """Return the Kubernetes YAML of a launch: a ConfigMap with the recipe, and a JobSet with `cluster.pod` merged into its pods.
+    """Return the Kubernetes YAML of a launch: a ConfigMap with the recipe, and a JobSet whose pods include `cluster.pod`.
 
     `base` is the folder of the recipe's file. Paths in it become relative to the mounted volume. Raises InputError if
     [cluster] lacks the image or the volume claim, or a pod has less memory than it needs.

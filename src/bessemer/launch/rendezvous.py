@@ -29,16 +29,14 @@ SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must 
 def prepare_run(
     open_run: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
 ) -> tuple[dist.Store, RunDirectory, Parallel]:
-    """Return the key-value store of the processes, the run, and the layout that the started processes train with.
-
-    Recipe, tokens and version of Bessemer must be equal on all processes, and all must see the same run directory.
+    """Return the processes' key-value store, the run, and the layout that the started processes train with.
 
     Args:
-        open_run: Function that returns the recipe and the run; called on every process.
-        prepare: Function that prepares the run for training; called on rank 0 only. None if the run is prepared.
+        open_run: Function that returns the recipe and the run, called on every process. They must be equal on all.
+        prepare: Function that prepares the run for training, called on rank 0 only; None if it is prepared.
 
     Raises:
-        BessemerError: A process failed, or the processes differ; raised on all processes.
+        BessemerError: A process failed, or recipe, tokens or version differ; raised on all.
     """
     store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
     group = dist.PrefixStore("start", store)

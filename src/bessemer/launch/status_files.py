@@ -57,6 +57,6 @@ def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
 
 
 def read_crashes(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the errors that processes of the last start wrote with `write_crash`, original causes before their consequences."""
+    """Return the errors of the last start's processes, as `write_crash` wrote them, causes before consequences."""
     crashes = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
     return sorted(crashes, key=lambda crash: (crash["is_consequence"], crash["time"]))
