@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
+import slurm_commands
+from build_corpus import cut_finely
+
+from bessemer.common import extensions
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks import slurm
 
 
 @pytest.fixture
@@ -24,6 +31,24 @@ def run(tmp_path: Path) -> RunDirectory:
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split the work finely."""
+    cut_finely(monkeypatch)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put Slurm's commands on the PATH and return the folder of their state."""
+    folder = tmp_path / "slurm of this test"
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
+        monkeypatch.setattr(slurm, name, value)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     return folder
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 from bessemer.recipe import Recipe, parse
@@ -15,6 +17,19 @@ def prose(seed: int, num_words: int = 120) -> str:
     for _ in range(num_words // 10):
         lines.append(" ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(10)))
     return "\n".join(lines)
+
+
+def page_files(page: str) -> dict[str, str]:
+    """Return the files that a page of the documentation shows, by name."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    return dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', text, re.DOTALL))
+
+
+def subtitles(text: str) -> str:
+    """Return a file of subtitles that speak the lines of a text."""
+    return "\n\n".join(
+        f"{place}\n00:00:0{place % 10} --> 00:01:00\n{line}" for place, line in enumerate(text.split("\n"), 1)
+    )
 
 
 def recipe(*sources: dict[str, Any], rules: str = "", dedup: str = "") -> Recipe:

@@ -1,20 +1,15 @@
-"""Filters of a recipe: the one of docs/how-to/own-filter.md in every engine, its counts, and failures."""
+"""Filters of a recipe: the one of docs/how-to/own-filter.md, changes of it, and failures."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import slurm_commands
 from build_corpus import cut_finely
-from corpus_samples import prose
+from corpus_samples import page_files, prose
 
 from bessemer.cli import run_command
 from bessemer.common import extensions
@@ -22,14 +17,10 @@ from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters.base import BUILT_IN
 from bessemer.corpus.filters.rules.apply import RULES, check
 from bessemer.recipe.uses import make
-from bessemer.report import page as report
-from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
-from bessemer.run_tasks import slurm
 from bessemer.text.statistics import Statistics
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-filter.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
+BLOCKS = page_files("how-to/own-filter.md")
 LONG = "antidisestablishmentarianism "
 HEAD = """
 [run]
@@ -62,57 +53,12 @@ def rows(project: Path, kind: str) -> list[dict[str, Any]]:
     return list(pq.read_table(project / "runs" / "t" / "corpus" / kind).to_pylist())
 
 
-def statistics(project: Path) -> dict[str, Any]:
-    return dict(json.loads((project / "runs" / "t" / "corpus" / "statistics.json").read_text()))
-
-
 def failure(project: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
     """Return the error of a build, which leaves nothing behind."""
     assert run_command(["corpus", str(project / "my.toml"), *arguments]) == code
     assert not (project / "runs" / "t" / "corpus").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
     return line
-
-
-def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are equal, and its documents count as kept, edited and rejected under its name."""
-    cut_finely(monkeypatch)
-    assert run_command(["corpus", "my.toml"]) == 0
-    expected = rows(project, "documents"), rows(project, "rejected")
-    assert {row["reason"] for row in expected[1]} == {"long_words.share"} and len(expected[1]) == 10
-    assert not any("***" in row["text"] for row in expected[0])
-    found = statistics(project)
-    steps = {row["step"]: (row["documents_in"], row["rejected"]) for row in found["sources"][0]["steps"]}
-    assert list(steps)[5:8] == ["rules", "long_words", "evaluation sets"] and steps["long_words"] == (30, 10)
-    assert found["totals"]["tables"]["edited_documents"] == {"long_words": 10}
-    assert found["reasons"]["long_words.share"]["meaning"].startswith("Reject documents with too many long words")
-    page = report.write(RunDirectory(project / "runs" / "t")).read_text()
-    assert "long words" in page
-    # worker processes, and a Slurm job array
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
-        monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'cluster')}:{os.environ['PATH']}")
-    for engine in ("local", "slurm"):
-        arguments = ["--set", "corpus.workers=2", "--set", f"corpus.engine={engine}", "--set", f"run.dir={engine}"]
-        assert run_command(["corpus", "my.toml", *arguments]) == 0
-        for kind, there in zip(("documents", "rejected"), expected, strict=True):
-            assert pq.read_table(project / engine / "t" / "corpus" / kind).to_pylist() == there
-    assert "sbatch" in (project / "cluster" / "calls").read_text()  # no corpus was shared with another run
-
-
-@pytest.mark.long
-def test_the_filter_of_the_page_on_ray(project: Path) -> None:
-    """Run as a separate command whose workers receive the file and its hash."""
-    pytest.importorskip("ray")
-    assert run_command(["corpus", "my.toml"]) == 0
-    environment = {name: value for name, value in os.environ.items() if name != extensions.TRUSTED}
-    arguments = ["--set", "corpus.engine=ray", "--set", "corpus.workers=2", "--set", "run.name=ray"]
-    command = [sys.executable, "-m", "bessemer", "corpus", "my.toml", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for kind in ("documents", "rejected"):
-        assert pq.read_table(project / "runs" / "ray" / "corpus" / kind).to_pylist() == rows(project, kind)
 
 
 def test_a_changed_filter_builds_the_corpus_again(project: Path) -> None:
@@ -132,16 +78,15 @@ def test_a_sample_shows_what_it_rejects(project: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "what", "workers"),
     [
-        ("return 1 / 0", "ZeroDivisionError"),
-        ("return True", "returned True"),
-        ("raise SystemExit(1)", "SystemExit"),
-        ("open('/no/such/list')", "FileNotFoundError"),
-        ("return chr(0xD800)", "UnicodeEncodeError"),
+        ("return 1 / 0", "ZeroDivisionError", 1),
+        ("return True", "returned True", 1),
+        ("raise SystemExit(1)", "SystemExit", 2),
+        ("open('/no/such/list')", "FileNotFoundError", 2),
+        ("return chr(0xD800)", "UnicodeEncodeError", 1),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_failure_in_a_filter_stops_the_stage(
     project: Path,
     capsys: pytest.CaptureFixture[str],

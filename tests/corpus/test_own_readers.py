@@ -1,34 +1,21 @@
-"""Readers of a recipe: the one of docs/how-to/own-reader.md in every engine, and failures."""
+"""Readers of a recipe: the one of docs/how-to/own-reader.md, changes of it, and failures."""
 
 from __future__ import annotations
 
 import gzip
-import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import slurm_commands
-from build_corpus import cut_finely
-from corpus_samples import prose
+from corpus_samples import page_files, prose, subtitles
 
 from bessemer.cli import run_command
 from bessemer.common import extensions
-from bessemer.run_tasks import run as worker
-from bessemer.run_tasks import slurm
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-reader.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
+BLOCKS = page_files("how-to/own-reader.md")
 READER = BLOCKS["subtitles.py"]
 HEAD = '[run]\nname = "t"\ndir = "runs"\n'
-
-
-def subtitles(number: int) -> str:
-    lines = enumerate(["[music]", *prose(number).split("\n")], 1)
-    return "\n\n".join(f"{place}\n00:00:0{place % 10} --> 00:01:00\n{line}" for place, line in lines)
 
 
 @pytest.fixture
@@ -40,9 +27,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "films.toml").write_text(HEAD + BLOCKS["films.toml"])
     (tmp_path / "films").mkdir()
     for number in range(18):
-        (tmp_path / "films" / f"{number}.srt").write_text(subtitles(number))
+        (tmp_path / "films" / f"{number}.srt").write_text(subtitles(f"[music]\n{prose(number)}"))
     (tmp_path / "films" / "bad.SRT").write_text("1\nno times\nText")
-    (tmp_path / "films" / "packed.srt.gz").write_bytes(gzip.compress(subtitles(18).encode()))
+    (tmp_path / "films" / "packed.srt.gz").write_bytes(gzip.compress(subtitles(f"[music]\n{prose(18)}").encode()))
     (tmp_path / "films" / "other.txt").write_text("of no film")
     return tmp_path
 
@@ -63,34 +50,6 @@ def failure(project: Path, capsys: pytest.CaptureFixture[str], *arguments: str, 
     assert not (project / "runs" / "t" / "corpus").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
     return line
-
-
-def test_the_reader_of_the_page_in_every_engine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(READER.splitlines()) <= 30
-    cut_finely(monkeypatch)
-    assert run_command(["corpus", "films.toml"]) == 0
-    expected = rows(project, "documents"), rows(project, "rejected")
-    assert sorted(row["text"] for row in expected[0]) == sorted(f"[music]\n{prose(number)}" for number in range(19))
-    assert [(row["path"], row["reason"], row["detail"]) for row in expected[1]] == [
-        ("films/bad.SRT", "unreadable", "subtitle 1 has no times")
-    ]
-    (found,) = json.loads((project / "runs" / "t" / "corpus" / "statistics.json").read_text())["sources"]
-    assert (found["files"], found["format"], list(found["not_read"])) == (20, "subtitles.py:Subtitles", [".txt"])
-
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
-        monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'cluster')}:{os.environ['PATH']}")
-    for engine in ("local", "slurm"):
-        keys = [
-            f"corpus.engine={engine}",
-            "corpus.workers=2",
-            f"run.dir={engine}",
-        ]  # otherwise the corpus would be shared
-        assert run_command(["corpus", "films.toml", *(word for key in keys for word in ("--set", key))]) == 0
-        folder = project / engine / "t" / "corpus"
-        assert [pq.read_table(folder / kind).to_pylist() for kind in ("documents", "rejected")] == [*expected]
-    assert "sbatch" in (project / "cluster" / "calls").read_text()
 
 
 def test_another_setting_or_class_makes_another_corpus(project: Path) -> None:

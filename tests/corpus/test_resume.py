@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError
@@ -60,11 +59,6 @@ def of(data: Path) -> Recipe:
         {"name": "lines", "format": "jsonl", "paths": [str(data / "a.jsonl")]},
         dedup="bands = 14\nrows = 8\nlines = true\nline_words = 5",
     )
-
-
-@pytest.fixture
-def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_finely(monkeypatch)
 
 
 def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen[str]:

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import slurm_commands
-from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 from slurm_tasks import Square, square
 
-from bessemer.common import extensions, interrupt
+from bessemer.common import interrupt
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import pipeline
 from bessemer.recipe import Corpus, Recipe, dump
@@ -30,18 +29,6 @@ from bessemer.run_tasks import slurm
 from bessemer.tokens import build
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, published, storage_of
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put Slurm's commands on the PATH and return the folder of their state."""
-    folder = tmp_path / "slurm of this test"
-    monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
-    monkeypatch.setenv(extensions.TRUSTED, "{}")
-    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
-        monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    return folder
 
 
 def settings(workers: int = 2, **options: Any) -> Corpus:
@@ -183,11 +170,6 @@ def test_without_slurm_commands_the_build_is_an_error(
 
 def on_slurm(of: Recipe) -> Recipe:
     return of.changed(corpus={"engine": "slurm", "workers": 2})
-
-
-@pytest.fixture
-def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_finely(monkeypatch)
 
 
 def filled(data: Path) -> Recipe:

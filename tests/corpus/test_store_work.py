@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError, InputError
@@ -30,11 +29,6 @@ from tests.storage_folder import BOTH, contents, on_disk, places, published, sto
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
 LARGE = ("documents/", "rejected/")
-
-
-@pytest.fixture
-def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_finely(monkeypatch)
 
 
 def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
