@@ -133,8 +133,9 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
         ("ray numba pyarrow resiliparse fastwarc gigatoken plotly", "train.loop train.state export.hugging_face workflow.stages"),
         ("torch safetensors transformers tensorboard plotly", "workflow.stages corpus.pipeline tokens.build tokens.loader"),
         ("torch pyarrow", "model.recipe_defaults plan.local_plan"),
+        ("ray pyarrow numba resiliparse numpy", "corpus corpus.inputs"),
     ],
-    ids=["training", "data", "plans"],
+    ids=["training", "data", "plans", "names of inputs"],
 )  # fmt: skip
 def test_each_half_works_without_the_other(blocked: str, modules: str) -> None:
     done = run_without(tuple(blocked.split()), "\n".join(f"import bessemer.{module}" for module in modules.split()))

@@ -95,7 +95,6 @@ def test_a_fault_fails_only_its_own_row(small: tuple[Recipe, TokenStore]) -> Non
 def test_a_model_without_gradients_fails_to_overfit(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     batch = trainer_of(recipe, store).task.loader(recipe, store).batch(0, 1)
-    assert trial_rows.overfits(trainer_of(recipe, store), batch).status == "ok"
     frozen = trainer_of(recipe, store)
     frozen.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
     assert trial_rows.overfits(frozen, batch).status == "FAIL"

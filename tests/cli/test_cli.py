@@ -26,7 +26,7 @@ from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
-from tests.cli.commands import ENVIRONMENT, bessemer, changed, command, interrupted, resumed, start, wait_for_step
+from tests.cli.commands import ENVIRONMENT, bessemer, command, interrupted, resumed, start, wait_for_step
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
 from tests.train.faulty_runs import change_steps
@@ -131,19 +131,6 @@ def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
     done_before = ("corpus", "tokens", "plan", "train", "evaluate", "export")
     assert stages == {**dict.fromkeys(done_before, True), "report": False}
     assert training_result(whole / "small") == before
-
-
-def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    folder = whole / "small"
-    done = bessemer("generate", folder, "def ", "--temperature", "0", "--max-tokens", "20", "--json")
-    assert done.returncode == 0, done.stderr
-    ours = json.loads(done.stdout)["text"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "export")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "export")
-    ids = tokenizer(tokenizer.bos_token + "def ", return_tensors="pt", add_special_tokens=False)
-    out = model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert tokenizer.decode(out, skip_special_tokens=True) == ours
 
 
 @pytest.mark.parametrize("step", long_but([3, 20], 20))
@@ -255,17 +242,6 @@ def test_a_restart_removes_the_earlier_training(whole: Path, recipe_file: Path, 
     assert training_result(folder) != training_result(whole / "small")
     assert command("train", recipe_file, *here, "--restart") == 0
     assert training_result(folder) == training_result(whole / "small")
-
-
-def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, prepared: Path) -> None:
-    done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={tmp_path / 'runs'}")
-    assert done.returncode == 0, done.stderr
-    for name in ("tokens/manifest.json", "tokens/tokenizer.json"):
-        left, right = (json.loads((place / "small" / name).read_text()) for place in (tmp_path / "runs", whole))
-        for values in (left, right):
-            values.pop("seconds", None)
-        assert left == right
-    assert training_result(tmp_path / "runs" / "small") == training_result(whole / "small")
 
 
 @pytest.mark.usefixtures("fixed_step_time")
@@ -538,29 +514,3 @@ def test_a_wrong_or_repeated_option_is_an_error_with_advice(
     with pytest.raises(SystemExit) as ended:
         run_command(arguments)
     assert ended.value.code == 2 and complaint in capsys.readouterr().err
-
-
-def test_a_killed_packed_run_resumes_with_equal_losses(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe, runs, again = tmp_path / "packed.toml", tmp_path / "runs", tmp_path / "again"
-    packing = '[tokens]\npacking = "best-fit"\ndocument_mask = true\n'
-    recipe.write_text(changed(recipe_text(prepared), ("[tokens]\n", packing)))
-    done = bessemer("run", recipe, "--set", f"run.dir={runs}")
-    assert done.returncode == 0, done.stderr
-    folder = runs / "small"
-    for name in ("corpus", "tokens"):
-        shutil.copytree(folder / name, again / "small" / name)
-    interrupted(recipe, again, 11, signal.SIGKILL)
-    assert resumed(recipe, again) == training_result(folder)
-    facts = json.loads((folder / "tokens" / "manifest.json").read_text())["packing"]
-    assert facts["packing"] == "best-fit" and 0.5 < facts["utilisation"] <= 1.0
-    assert "best-fit" in (folder / "report.html").read_text()
-    capsys.readouterr()
-    assert command("trace", folder, "--step", "3", "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["sample"] for row in rows} == set(range(16, 24))
-    for row in rows[::5]:
-        assert command("trace", folder, "--document", row["document"], "--json") == 0
-        steps = json.loads(capsys.readouterr().out)["steps"]
-        assert (3, row["sample"]) in {(one["step"], one["sample"]) for one in steps}

@@ -2,15 +2,13 @@
 
 import json
 import re
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from bessemer.run.files import read_json_lines
-from tests.cli.commands import bessemer, changed, command, interrupted, resumed
+from tests.cli.commands import bessemer, changed, command
 from tests.conftest import recipe_text, write_conversations, write_text
 from tests.newest import training_result
 
@@ -92,30 +90,6 @@ def test_a_classifier_started_from_a_masked_run_separates_the_classes(place: Pat
     assert json.loads((folder / "export" / "config.json").read_text())["id2label"] == {"0": "code", "1": "prose"}
 
 
-def test_an_exported_classifier_agrees_with_evaluate(place: Path) -> None:
-    """Classify every held-out text with `pipeline` and default arguments: the confusion matrices are equal."""
-    from bessemer.tokens.loader import LabelledTexts
-    from bessemer.tokens.shards import TokenStore
-    from bessemer.tokens.tokenizer import Tokenizer
-
-    folder = place / "runs" / "classes"
-    pipe = pytest.importorskip("transformers").pipeline("text-classification", model=str(folder / "export"))
-    store = TokenStore.open(folder / "tokens")
-    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", "<|endoftext|>")
-    confusion = [[0] * len(store.labels) for _ in store.labels]
-    for name in store.sources:
-        split = store.split(name, "heldout")
-        texts = LabelledTexts(split, 1, store.end_of_text)
-        rows = [
-            split.shards[0].tokens[start : start + size]
-            for start, size in zip(texts.starts, texts.lengths, strict=True)
-        ]
-        found = pipe([tokenizer.decode(row.tolist()) for row in rows], truncation=True, batch_size=8)
-        for label, one in zip(texts.labels.tolist(), found, strict=True):
-            confusion[label][store.labels.index(one["label"])] += 1
-    assert confusion == json.loads((folder / "evaluation.json").read_text())["confusion"]
-
-
 def test_trace_shows_the_texts_of_a_classifier(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = place / "runs" / "classes"
     assert command("trace", folder, "--step", "3", "--json") == 0
@@ -133,13 +107,6 @@ def test_generating_from_a_classifier_or_encoder_is_an_error_with_advice(
     assert "an encoder" in capsys.readouterr().err
     assert command("generate", place / "runs" / "classes", "def ") == 2
     assert "a classifier" in capsys.readouterr().err
-
-
-def test_a_killed_masked_training_resumes_bit_for_bit(place: Path, tmp_path: Path) -> None:
-    for name in ("corpus", "tokens"):
-        shutil.copytree(place / "runs" / "small" / name, tmp_path / "small" / name)
-    interrupted(place / "masked.toml", tmp_path, 19, signal.SIGKILL)
-    assert resumed(place / "masked.toml", tmp_path) == training_result(place / "runs" / "small")
 
 
 @pytest.mark.long

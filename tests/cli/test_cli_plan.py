@@ -136,9 +136,7 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     assert with_chosen_layout(planned, RunDirectory(tmp_path / "none")) == chosen
 
 
-@pytest.mark.parametrize(
-    ("gpus", "params", "used"), [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("1009xH100", "70B", 1008)]
-)
+@pytest.mark.parametrize(("gpus", "params", "used"), [("7xH100", "1B", 7), ("1009xH100", "70B", 1008)])
 def test_unusual_numbers_of_devices_can_be_planned(
     gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,22 +268,12 @@ def test_the_bubble_in_a_plan_of_this_machine_equals_that_of_its_schedule(capsys
     assert found["bubble"] == pytest.approx(3 / (8 + 3))  # (p - 1) / (m + p - 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sections"),
-    [
-        (CLUSTER, ("facts", "memory", "step")),
-        (("llama-7b",), ("facts", "memory")),
-    ],
-)
-def test_a_plan_is_written_as_a_page(
-    arguments: tuple[str, ...], sections: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_of_this_machine_is_written_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("plotly")
     page = tmp_path / "plan.html"
-    assert run_command(["plan", *arguments, "--html", str(page)]) == 0
+    assert run_command(["plan", "llama-7b", "--html", str(page)]) == 0
     assert str(page) in capsys.readouterr().out
     html = page.read_text(encoding="utf-8")
     assert html.startswith("<!doctype html>")
-    for section in sections:
-        assert f'<section id="{section}">' in html
+    assert all(f'<section id="{section}">' in html for section in ("facts", "memory"))

@@ -22,7 +22,6 @@ from bessemer.train import loop
 from bessemer.train.run_spec import RunSpec
 from bessemer.train.state import Saver
 from bessemer.train.stop import StopSignal
-from bessemer.workflow import stages
 from tests.newest import training_result
 
 SETS = (
@@ -116,14 +115,11 @@ def saved_twice(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 PLACES: dict[str, tuple[Callable[[pytest.MonkeyPatch, int], None], int, list[str]]] = {
-    "a step": (lambda patch, number: at_step(patch, 3, number), 3, []),
     "the last step": (lambda patch, number: at_step(patch, 6, number), 6, []),
     "a validation": (before(loop, "validate", 1), 3, []),
-    "the last save": (before(Saver, "save_now"), 6, ["train"]),
     "two signals": (saved_twice, 5, []),
     "the evaluation": (before(final, "validate"), 6, ["train"]),
     "the export": (swallowed, 6, ["train", "evaluate", "export"]),
-    "the report": (before(stages, "report"), 6, ["train", "evaluate", "export"]),
 }
 
 

@@ -39,17 +39,6 @@ def fill(data: Path, count: int = 20) -> None:
         (data / f"{number}.txt").write_text(prose(number))
 
 
-@pytest.mark.usefixtures("cold")
-def test_importing_the_package_is_cheap() -> None:
-    code = (
-        "import sys, bessemer.corpus, bessemer.corpus.inputs\n"
-        "heavy = ('ray', 'pyarrow', 'numba', 'resiliparse', 'numpy')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_every_format(data: Path, build) -> None:
     texts = {
         name: prose(number)
@@ -160,24 +149,30 @@ def test_two_builds_are_byte_for_byte_equal(data: Path, tmp_path: Path, monkeypa
     fill(data, 60)
     for number in range(20):
         (data / f"copy-{number}.txt").write_text(prose(number).upper())
-    of = recipe(source(data))
+        (data / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
+    of = recipe(source(data), dedup="bands = 14\nrows = 8\nlines = true")
     contents = []
-    # The split of the work does not change the corpus either.
-    for name, buckets, run_bytes in (("one", 1, 1 << 30), ("two", 7, 1 << 30), ("runs", 7, 5000)):
+    # Neither does the split of the work change the corpus, nor do buckets that are deduplicated together.
+    for name, buckets, run_bytes, group_bytes in (
+        ("one", 1, 1 << 30, 1 << 30), ("two", 7, 1 << 30, 0), ("some", 7, 1 << 30, 20_000), ("runs", 7, 5000, 1 << 30),
+    ):  # fmt: skip
         monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
         monkeypatch.setattr(partition, "RUN_BYTES", run_bytes)
         monkeypatch.setattr(partition, "CHUNK_BYTES", 2000)
+        monkeypatch.setattr(global_steps, "GROUP_BYTES", group_bytes)
         folder = RunDirectory(tmp_path / name)
-        pipeline.build(of, folder)
+        rejected = pipeline.build(of, folder)["rejected"]
+        assert rejected["exact_duplicate"] >= 5 and rejected["near_duplicate"] >= 5
         contents.append([pq.read_table(folder.corpus / kind).to_pylist() for kind in ("documents", "rejected")])
         if name == "one":
             first = {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
             pipeline.build(of, folder)
             assert first == {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
-    assert contents[0] == contents[1] == contents[2]
-    parts = [{path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("two", "runs")]
-    assert parts[0].keys() == parts[1].keys()
-    assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == []
+    assert contents[0] == contents[1] == contents[2] == contents[3]
+    two, *others = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("two", "some", "runs")
+    )
+    assert [name for other in others for name in two.keys() | other.keys() if two.get(name) != other.get(name)] == []
 
 
 def test_half_a_surrogate_pair_rejects_one_document(data: Path, build) -> None:

@@ -136,17 +136,6 @@ def test_a_deadlock_is_detected() -> None:
         simulate(dataclasses.replace(whole, steps=(knot, late)))
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_utilisation_is_m_over_m_plus_p_minus_1(name: str) -> None:
-    for p in range(1, 13):
-        for m in (1, 2, 3, 4, 7, 8, 16, 33):
-            for durations in (TEXTBOOK, WORK, Durations(3, 5)):
-                table = simulate(generate(name, p, m), durations)
-                assert table.utilisation == pytest.approx(m / (p + m - 1), rel=1e-12), (p, m)
-            table = simulate(generate(name, p, m), TEXTBOOK)
-            assert (table.timesteps, table.active, table.idle) == (2 * (m + p - 1), 2 * m * p, 2 * p * (p - 1))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_timetable_has_the_published_bubble(name: str) -> None:
     compared = 0

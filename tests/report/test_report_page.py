@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.plan import figures, plan_request, plan_result
 from bessemer.plan.figures import figure_series, memory_bars
-from bessemer.plan.goal import Goal, goal_of
+from bessemer.plan.goal import goal_of
 from bessemer.plan.plan_result import PlanResult
 from bessemer.report import page, plan_page
 from bessemer.report.template import PAGE_MARK, write_page
@@ -104,30 +105,14 @@ def test_a_page_is_written_or_its_folder_is_an_error(tmp_path: Path) -> None:
         require_output_path(page, "--html", PAGE_MARK)
 
 
-def goal(**asked: str) -> Goal:
-    made = plan_request.from_options(asked)
-    return goal_of(made.recipe, made.recipe.model.vocabulary or 32_000, model=made.model)
-
-
-@cache
 def searched() -> PlanResult:
     """Return a plan with a searched layout."""
-    return plan_result.make_plan(goal(model="llama3-8b", tokens="1T", gpus="16xH100"), searched=True)
+    return made(model="llama3-8b", tokens="1T", gpus="16xH100")
 
 
-@cache
-def piped() -> PlanResult:
-    """Return a plan with a given pipeline layout: GPT-3 as Megatron-LM trains it."""
-    asked = {"tp": "8", "pp": "8", "micro_batch": "1", "batch": "3145728"}
-    asked |= {"parallel.virtual": "4", "parallel.schedule": "interleaved"}
-    return plan_result.make_plan(
-        goal(model="gpt3-175b", tokens="300B", gpus="1024xA100-80GB", framework="megatron-lm-2021", **asked)
-    )
-
-
-@pytest.mark.parametrize("of", [searched, piped])
-def test_memory_bars_add_up_and_mark_the_plan(of: object) -> None:
-    out = of()  # type: ignore[operator]
+@pytest.mark.parametrize("of", [searched, plan])
+def test_memory_bars_add_up_and_mark_the_plan(of: Callable[[], PlanResult]) -> None:
+    out = of()
     found = figures.memory_bars(out.job)
     assert found["capacity"] == out.job.cluster.device.memory
     for group in found["groups"]:
@@ -156,7 +141,7 @@ def test_the_pareto_front_has_the_layouts_that_no_other_beats() -> None:
 
 
 def test_all_figures_are_plain_values() -> None:
-    for out in (searched(), piped()):
+    for out in (searched(), plan()):
         found = figures.figure_series(out)
         assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()
         assert sum(found["step"]["parts"].values()) == pytest.approx(out.step.seconds)

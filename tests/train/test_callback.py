@@ -128,7 +128,7 @@ def test_two_processes_stop_together_and_resume(mine: Run) -> None:
 
 @pytest.mark.parametrize(
     ("method", "step", "saved"),
-    [("start", 0, []), ("step", 4, [4]), ("validation", 6, [6]), ("checkpoint", 8, [8, 9]), ("end", 12, [8, 12])],
+    [("start", 0, []), ("step", 4, [4]), ("checkpoint", 8, [8, 9]), ("end", 12, [8, 12])],
 )
 def test_an_exception_stops_the_training_with_everything_saved(
     mine: Run, capsys: pytest.CaptureFixture[str], method: str, step: int, saved: list[int]

@@ -1,6 +1,7 @@
 """Training on packed sequences: the losses and gradients equal those of separate documents."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,7 +80,9 @@ def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "document"])
-def test_a_packed_run_end_to_end(prepared: Path, tmp_path: Path, packing: str) -> None:
+def test_a_packed_run_end_to_end(
+    prepared: Path, tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command line: tokens, plan, training with a phase and a stop, evaluation, report, and the ledger."""
     from bessemer.cli import run_command
     from bessemer.run.files import read_json
@@ -101,6 +104,13 @@ def test_a_packed_run_end_to_end(prepared: Path, tmp_path: Path, packing: str) -
     page = (run / "report.html").read_text()
     assert f"Packing: {packing}" in page
     assert "The phases of the mixture" in page
+    assert 0.5 < manifest["packing"]["utilisation"] <= 1.0
+    capsys.readouterr()
+    assert run_command(["trace", str(run), "--step", "3", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[-1]
+    assert run_command(["trace", str(run), "--document", row["document"], "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert (3, row["sample"]) in {(one["step"], one["sample"]) for one in steps}
 
 
 def test_masked_training_on_packed_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
