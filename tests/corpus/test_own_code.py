@@ -91,11 +91,9 @@ def test_counts_are_by_the_name_of_each_class_and_corpora_are_equal_in_every_eng
     statistics = json.loads(built["statistics.json"])
     (source,) = statistics["sources"]
     assert (source["files"], source["format"], list(source["not_read"])) == (31, "subtitles.py:Subtitles", [".txt"])
-    steps = [(row["step"], row["documents_in"], row["rejected"]) for row in source["steps"]]
-    assert steps[5:] == [
-        ("rules", 30, 0), ("long_words", 30, 10), ("evaluation sets", 20, 0), ("quality", 20, 0), ("duplicates", 20, 0),
-        ("host_limit", 20, 12), ("headless", 8, 0), ("lines", 8, 0),
-    ]  # fmt: skip
+    steps = {row["step"]: (row["documents_in"], row["rejected"]) for row in source["steps"]}
+    own = {"long_words": (30, 10), "host_limit": (20, 12), "headless": (8, 0)}
+    assert own.items() <= steps.items() and [step for step in steps if step in own] == list(own)
     assert statistics["totals"]["tables"]["edited_documents"] == {"long_words": 10}
     assert statistics["totals"]["rejected"] == {"unreadable": 1, "long_words.share": 10, "host_limit": 12}
     assert statistics["host_limit"] == {"a": 12} and built["words.txt"] == b"8"
