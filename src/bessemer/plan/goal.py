@@ -150,17 +150,17 @@ def _of_mixture(recipe: Recipe, model: ModelConfig) -> Recipe:
 
 
 def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
-    """Return the framework to plan for: the recipe's, or another one if Bessemer does not train this device or model.
+    """Return the framework to plan for: the recipe's, or another one if there is no plan of Bessemer's own for this device or model.
 
     Adds a note when it switches. Raises InputError if the recipe sets `cluster.framework = bessemer` explicitly.
     """
-    name, other, what = recipe.cluster.framework, device.framework, f"on {device.name}"
+    name, other, limit = recipe.cluster.framework, device.framework, f"does not train on {device.name}"
     if model.experts:
-        other, what = "megatron-core", "mixtures of experts"
+        other, limit = "megatron-core", "has no plan of its own for mixtures of experts"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
-            raise InputError(f"cluster.framework = bessemer does not train {what}; remove the key to plan for {other}")
-        notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
+            raise InputError(f"cluster.framework: bessemer {limit}; remove the key to plan for {other}")
+        notes.append(f"Bessemer {limit}: this is a plan for {other}")
         name = other
     return frameworks.find(name)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
@@ -93,7 +93,7 @@ def verify(
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
         raise BessemerError(f"transformers loads a {type(theirs).__name__}, not a {architecture}")
-    loaded, compared = theirs.state_dict(), set[str]()
+    loaded, compared = _tensors_in_files(theirs), set[str]()
     for tensor in hub_tensors(ours):
         compared.add(tensor.name)
         if tensor.name not in loaded:
@@ -125,6 +125,16 @@ def verify(
     return ExportCheck(
         architecture, config.parameters, difference, LOGITS_TOLERANCE, greedy, num_compared, num_texts, transformers.__version__
     )  # fmt: skip
+
+
+def _tensors_in_files(theirs: Any) -> dict[str, Tensor]:
+    """Return the tensors of a model of `transformers` by their names in files, where each expert has its own."""
+    tensors: dict[str, Tensor] = theirs.state_dict()
+    with suppress(ImportError):  # before version 5 of transformers, the names in files and in modules are equal
+        from transformers.core_model_loading import revert_weight_conversion
+
+        tensors = revert_weight_conversion(theirs, tensors)
+    return tensors
 
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("gate_texts.toml").read_text(encoding="utf-8"))
