@@ -245,7 +245,7 @@ def require_writable(key: str, path: AnyPath) -> None:
         (there / ".writable").write_bytes(b"1")
         (there / ".writable").unlink(missing_ok=True)
     except (AccessError, OSError) as error:
-        raise InputError(f"{key}: {there} cannot be written ({redact(error)}); choose another folder") from None
+        raise InputError(f"{key}: {path}: {there} cannot be written ({redact(error)}); choose another folder") from None
 
 
 @cache
