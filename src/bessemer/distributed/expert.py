@@ -21,14 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bessemer.distributed.collectives import RankGroup, all_reduce, functional, wait
-from bessemer.distributed.mesh import ProcessMesh, set_timeout
+from bessemer.distributed.mesh import COPIES, EXPERT, ProcessMesh, set_timeout
 from bessemer.distributed.sharded_tensors import local
 from bessemer.distributed.tensor import read_locally
 from bessemer.distributed.validity import require_experts
 from bessemer.model.mixture_of_experts import Experts, mixtures
 from bessemer.model.transformer import Transformer
-
-COPIES, EXPERT = "copies", "expert"  # axes of the mesh of experts
 
 
 def apply_ep(model: Transformer, mesh: ProcessMesh) -> None:

@@ -25,6 +25,7 @@ from bessemer.recipe.parallel import AXES, MODEL_AXES
 # Neighbouring ranks along the last axis are nearest to each other. AXES has the axes in the order of the recipe, and `expert`.
 MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
+COPIES, EXPERT = "copies", "expert"  # axes of the mesh of experts (expert.py)
 TIMEOUT = timedelta(minutes=10)
 CONTROL_TIMEOUT = timedelta(minutes=30)  # longer, because the other ranks wait in this group while rank 0 writes
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.common.errors import BessemerError
-from bessemer.distributed.mesh import MESH_AXES, SHARD_CONTEXT, ProcessMesh
+from bessemer.distributed.mesh import COPIES, EXPERT, MESH_AXES, SHARD_CONTEXT, ProcessMesh
 from bessemer.model.dropout import splitmix64_finaliser
 
 if TYPE_CHECKING:
@@ -110,14 +110,14 @@ def own_experts(parameter: DTensor) -> DTensor:
     Other parameters are returned as they are.
     """
     device_mesh = parameter.device_mesh
-    if "expert" not in (device_mesh.mesh_dim_names or ()):
+    if EXPERT not in (device_mesh.mesh_dim_names or ()):
         return parameter
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     shape = torch.Size([len(local(parameter)), *parameter.shape[1:]])
     meta = TensorMeta(shape, parameter.stride(), parameter.dtype)
-    spec = DTensorSpec(device_mesh["copies"], parameter.placements[:1], meta)
+    spec = DTensorSpec(device_mesh[COPIES], parameter.placements[:1], meta)
     return DTensor(local(parameter).detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
@@ -216,7 +216,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
         sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
         if SHARD_CONTEXT in sharded:
             sharded |= {"shard", "context"}
-        if "expert" in sharded:  # divided over all processes of a pipeline stage
+        if EXPERT in sharded:  # divided over all processes of a pipeline stage
             return True
     return all(mesh.coordinate(axis) == 0 for axis in MESH_AXES if axis not in sharded | {"pipeline"})
 

@@ -150,7 +150,7 @@ def _of_mixture(recipe: Recipe, model: ModelConfig) -> Recipe:
 
 
 def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
-    """Return the framework to plan for: the recipe's, or another one if there is no plan of Bessemer's own for this device or model.
+    """Return the framework to plan for: the recipe's, or another one if Bessemer's own has no plan for this device or model.
 
     Adds a note when it switches. Raises InputError if the recipe sets `cluster.framework = bessemer` explicitly.
     """
