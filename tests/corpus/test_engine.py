@@ -39,7 +39,7 @@ def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), StorePath("s3://bucket/a")])
 def test_a_task_survives_a_round_trip_through_json(work: AnyPath) -> None:
     plan = DedupPlan(Dedup(against=("/a",), min_jaccard=0.1), ("a",), 2, 3)
-    task = LineKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))
+    task = LineKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, (3, 5)),)))
     line = task.to_json()
     assert "\n" not in line
     assert Task.from_json(line) == task
