@@ -181,7 +181,8 @@ def serve(listener: socket.socket) -> None:
         with contextlib.suppress(ModuleNotFoundError):  # torch 2.11 lacks one; others are optional
             importlib.import_module(name)
     for module in pkgutil.walk_packages(importlib.import_module("bessemer").__path__, "bessemer."):
-        if not module.name.endswith(("__main__", "evaluate.harness")):  # the latter loads lm_eval, which few commands need
+        # The harness loads lm_eval, which few commands need.
+        if not module.name.endswith(("__main__", "evaluate.harness")):
             importlib.import_module(module.name)
     quick = importlib.import_module("tests.quick")
     quick.measure_little()
