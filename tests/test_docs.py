@@ -89,7 +89,7 @@ SHORTENED = (
     ("my.toml", "shown.toml", ">"),
     ("train.steps=20 ", "train.steps=3 ", ""),  # on eight processes
     ("plan demo --set 'corpus.", "plan my.toml --set 'corpus.", ""),  # the demo's text: docs/how-to/ladder.md
-    ("--budget 7e11", "--budget 3.6e11 --seeds 1", "bessemer ladder"),
+    ("--budget 2e12", "--budget 8e11 --seeds 1", "bessemer ladder"),
 )  # replacements, in lines that contain a third text
 
 

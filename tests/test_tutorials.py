@@ -24,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 PLANNED = ("7b-512xh100", "encoder")
 """Examples whose plan needs neither text nor another model."""
 
-SMALL_STEPS = ("width = 128", "width = 32"), ("mlp_width = 384", "mlp_width = 64"), ("layers = 4", "layers = 2")
+SMALL_STEPS = ("width = 256", "width = 32"), ("mlp_width = 512", "mlp_width = 64"), ("layers = 3", "layers = 2")
 SMALL = {
     "speedrun-cpu": (
         *SMALL_STEPS, ("max_bytes = 12_000_000", "max_bytes = 400_000"), ("max_bytes = 3_000_000", "max_bytes = 100_000"),
