@@ -133,6 +133,7 @@ def _tensors_in_files(theirs: Any) -> dict[str, Tensor]:
     with suppress(ImportError):  # before version 5 of transformers, the names in files and in modules are equal
         from transformers.core_model_loading import revert_weight_conversion
 
+        theirs._weight_conversions = None  # they contain the old names of the files that were loaded, if they had any
         tensors = revert_weight_conversion(theirs, tensors)
     return tensors
 
