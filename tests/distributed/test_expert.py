@@ -68,7 +68,7 @@ def tensors_of(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
     return {"model": model, "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer)}
 
 
-def halves(layouts: list[Parallel], kind: str, folder: str) -> list[Any]:
+def halves(layouts: list[Parallel], train: dict[str, Any], folder: str) -> list[Any]:
     """Train half of the steps with each layout, save, and train the rest with the next layout from that checkpoint."""
     first, found = join(layouts[0], torch.device("cpu")), list[Any]()
     meshes = [SINGLE_PROCESS, first]
@@ -79,16 +79,14 @@ def halves(layouts: list[Parallel], kind: str, folder: str) -> list[Any]:
     config = config_of().with_changes(**MIXTURE)
     for number, (before, after) in enumerate(zip(meshes, meshes[1:] + meshes[:1], strict=True)):
         place = Path(folder) / f"{number}-{0 if before is not SINGLE_PROCESS else first.rank}"
-        trainer = trainer_on(
-            before, recipe_of("fp64", optimizer={"kind": kind}).changed(parallel=before.layout), config
-        )
+        trainer = trainer_on(before, recipe_of("fp64", **train).changed(parallel=before.layout), config)
         numbers = trained(trainer, before, range(STEPS // 2))
         save(place, 2, tensors_of(trainer), {}, 1, before)
         digest = tensors_digest(owned_parameters(trainer.model), before)
         size = sum(local(p).numel() for name, p in trainer.model.named_parameters() if ".experts." in name)
         place = Path(folder) / f"{number}-0"
         first.control.barrier().wait()
-        trainer = trainer_on(after, recipe_of("fp64", optimizer={"kind": kind}).changed(parallel=after.layout), config)
+        trainer = trainer_on(after, recipe_of("fp64", **train).changed(parallel=after.layout), config)
         checkpoint = latest(place)
         assert checkpoint is not None
         checkpoint.fill("model", trainer.model.named_parameters())
@@ -98,16 +96,19 @@ def halves(layouts: list[Parallel], kind: str, folder: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
-def test_layouts_train_like_one_process_and_continue_each_other(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "train", [{"recompute": "selective"}, pytest.param({"optimizer": {"kind": "muon"}}, marks=pytest.mark.long)]
+)
+def test_layouts_train_like_one_process_and_continue_each_other(train: dict[str, Any], tmp_path: Path) -> None:
     layouts = [
         Parallel(shard=2, tensor=2, expert=2), Parallel(replicate=2, context=2, expert=4), Parallel(shard=4, zero=1),
         Parallel(pipeline=2, shard=2, expert=2),
     ]  # fmt: skip
-    recipe, config = recipe_of("fp64", optimizer={"kind": kind}), config_of().with_changes(**MIXTURE)
-    wanted = trained(trainer_on(SINGLE_PROCESS, recipe, config), SINGLE_PROCESS, range(STEPS))
+    config = config_of().with_changes(**MIXTURE)
+    single = trainer_on(SINGLE_PROCESS, recipe_of("fp64", **train | {"recompute": "none"}), config)
+    wanted = trained(single, SINGLE_PROCESS, range(STEPS))
     assert wanted[1] > wanted[0]
-    for of_rank in run_on(4, halves, layouts, kind, str(tmp_path)):
+    for of_rank in run_on(4, halves, layouts, train, str(tmp_path)):
         for numbers, _ in of_rank:
             assert numbers == pytest.approx(wanted, abs=1e-10)
         # The first layout is one process. In the pipeline the stages hold one and two blocks, of which the first has no experts.

@@ -41,9 +41,6 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
         raise InputError("train.optimizer.state: 8bit needs one process; with several, use fp32 and parallel.shard")
     if layout.pipeline > 1 and train.is_frozen:
         raise InputError("train.classify.frozen: a pipeline would train only its last stage; set parallel.pipeline = 1")
-    if layout.expert > 1 and train.recompute == "selective":
-        # FSDP2's hooks of the experts run inside the recomputed block.
-        raise InputError("train.recompute: selective does not work with parallel.expert; use full or none")
     batches = train.batches(length)
     unit = layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
     for step in range(batches.ramp_steps + 1):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, create_selective_checkpoint_contexts
 
 from bessemer.common.console import size
 from bessemer.common.errors import InputError
@@ -138,7 +138,9 @@ def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
         parts: tuple[Any, ...] = block.attention, block.mlp
         facts = [parameter for part in parts for parameter in part.facts.parameters]
         matmuls = sum(parameter.is_matrix for parameter in facts)
-        contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
+        has_hooks = any(hasattr(module, "fsdp_mesh") for module in block.modules())
+        selective = functools.partial(_selective_contexts, matmuls, keeps_last, has_hooks)
+        contexts = selective if mode == "selective" else None
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
 
 
@@ -159,11 +161,12 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
 
 
 def _selective_contexts(
-    matmuls: int, keeps_last: bool
+    matmuls: int, keeps_last: bool, has_hooks: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return contexts of the forward pass and its recomputation that save the outputs of matmuls and attention only.
 
-    A block has `matmuls` matmuls. The output of its last one is saved only if `keeps_last`.
+    A block has `matmuls` matmuls. The output of its last one is saved only if `keeps_last`. With `has_hooks` FSDP2 gathers
+    weights inside the block.
     """
     counted = {False: 0, True: 0}
 
@@ -176,4 +179,19 @@ def _selective_contexts(
         last = counted[context.is_recompute] == matmuls
         return CheckpointPolicy.PREFER_RECOMPUTE if last and not keeps_last else CheckpointPolicy.MUST_SAVE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return, no-untyped-call]
+    forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return forward, _ReadSaved(policy, recomputation.storage) if has_hooks else recomputation  # type: ignore[no-untyped-call]
+
+
+class _ReadSaved(_CachedTorchDispatchMode):
+    """The context of a recomputation that may run other operations than the forward pass did, except those that are saved.
+
+    torch's own context needs the same operations, but FSDP2's hooks do not gather and free weights at the same places.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in MATMULS or func in ATTENTION:
+            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
