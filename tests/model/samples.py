@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ImportCheck, check_read
 from bessemer.model.huggingface.weights import read_model
-from bessemer.model.options import RotaryScaling
 from bessemer.model.transformer import Transformer, build_model
+from bessemer.recipe.model import RopeScaling
 
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 
@@ -20,7 +20,7 @@ def config(**changes: object) -> ModelConfig:
     values: dict[str, object] = dict(
         vocabulary=97, layers=2, width=32, heads=4, kv_heads=2, head_dim=16, mlp_width=48, sequence_length=24
     )
-    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return ModelConfig.from_dict({**values, **changes})
 
 
 def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
@@ -34,18 +34,18 @@ def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
 
 
 # Options of all families combined, in blocks of unusual sizes, for code that must handle all of them.
-LONGROPE = RotaryScaling("longrope", 3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
+LONGROPE = RopeScaling(kind="longrope", factor=3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
 BLOCKS: dict[str, dict[str, Any]] = {
     "norms at both ends, local and global rotary positions": dict(
         norm_position="both", zero_centred_norm=True, scale_embedding=True, activation="gelu_tanh", query_scalar=7,
-        window=9, global_every=2, global_last=True, rope_scaling=RotaryScaling("dynamic", 4.0, original_length=20),
+        window=9, global_every=2, global_last=True, rope_scaling=RopeScaling(kind="dynamic", factor=4.0, original_length=20),
         window_rope_theta=100.0, tie_embeddings=True,
     ),
     "a layer without rotary positions, others with half of them, some biases": dict(
         unrotated_layers=(0,), rotary_fraction=0.5, inverse_layer_scale=True, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
     ),
     "biases of the MLP alone, a window in one layer": dict(
-        mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RotaryScaling("yarn", 4.0, original_length=12),
+        mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_length=12),
     ),
 }  # fmt: skip
 

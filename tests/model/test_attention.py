@@ -12,7 +12,8 @@ from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Docume
 from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import rotate
 from bessemer.model.layers import rotary_cos_sin
-from bessemer.model.options import Rope, RotaryScaling
+from bessemer.model.options import Rope
+from bessemer.recipe.model import RopeScaling
 from tests.model.float64 import Float64
 from tests.model.samples import BLOCKS, LargestTensor, config
 
@@ -109,28 +110,28 @@ def test_largest_logits_equal_those_of_the_full_matrix(spec: AttentionSpec, pack
 transformers = pytest.importorskip("transformers")
 HEAD, ORIGINAL, LONG = 32, 64, 160
 FACTORS = {"short_factor": [1.0 + n / 8 for n in range(16)], "long_factor": [2.0 + n for n in range(16)]}
-SCALINGS: dict[str, tuple[RotaryScaling, dict[str, Any]]] = {
-    "linear": (RotaryScaling("linear", 4.0), {"rope_type": "linear", "factor": 4.0}),
-    "dynamic": (RotaryScaling("dynamic", 4.0, original_length=ORIGINAL), {"rope_type": "dynamic", "factor": 4.0}),
+SCALINGS: dict[str, tuple[RopeScaling, dict[str, Any]]] = {
+    "linear": (RopeScaling(kind="linear", factor=4.0), {"rope_type": "linear", "factor": 4.0}),
+    "dynamic": (RopeScaling(kind="dynamic", factor=4.0, original_length=ORIGINAL), {"rope_type": "dynamic", "factor": 4.0}),
     "llama3": (
-        RotaryScaling("llama3", 8.0, 1.0, 4.0, ORIGINAL),
+        RopeScaling(kind="llama3", factor=8.0, original_length=ORIGINAL),
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     ),
-    "yarn": (RotaryScaling("yarn", 4.0, original_length=ORIGINAL), {"rope_type": "yarn", "factor": 4.0}),
+    "yarn": (RopeScaling(kind="yarn", factor=4.0, original_length=ORIGINAL), {"rope_type": "yarn", "factor": 4.0}),
     "yarn, every setting": (
-        RotaryScaling(
-            "yarn", 4.0, original_length=ORIGINAL, beta_fast=8.0, beta_slow=0.5, truncate=False, mscale=1.0,
+        RopeScaling(
+            kind="yarn", factor=4.0, original_length=ORIGINAL, beta_fast=8.0, beta_slow=0.5, truncate=False, mscale=1.0,
             mscale_all_dim=0.5,
         ),
         {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 0.5, "truncate": False, "mscale": 1.0,
          "mscale_all_dim": 0.5},
     ),
     "yarn, attention factor": (
-        RotaryScaling("yarn", 4.0, original_length=ORIGINAL, attention_factor=1.5),
+        RopeScaling(kind="yarn", factor=4.0, original_length=ORIGINAL, attention_factor=1.5),
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5},
     ),
     "longrope": (
-        RotaryScaling.from_dict({"kind": "longrope", "factor": 4.0, "original_length": ORIGINAL, **FACTORS}),
+        RopeScaling.model_validate({"kind": "longrope", "factor": 4.0, "original_length": ORIGINAL, **FACTORS}),
         {"rope_type": "longrope", "factor": 4.0, **FACTORS},
     ),
 }  # fmt: skip
@@ -162,7 +163,9 @@ def test_rotations_equal_those_of_transformers(name: str, fraction: float, lengt
     width = int(HEAD * fraction)
     if scaling.kind == "longrope":
         short, long = (values[: width // 2] for values in (scaling.short_factor, scaling.long_factor))
-        scaling = RotaryScaling("longrope", 4.0, original_length=ORIGINAL, short_factor=short, long_factor=long)
+        scaling = RopeScaling(
+            kind="longrope", factor=4.0, original_length=ORIGINAL, short_factor=short, long_factor=long
+        )
     frequencies, amplitude = theirs(settings, fraction, length)
     positions = torch.arange(length)
     cos, sin = rotary_cos_sin(positions, Rope(10_000.0, width, scaling), length, torch.float64)

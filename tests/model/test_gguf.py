@@ -19,8 +19,8 @@ from bessemer.export.gguf import (
     write_gguf,
 )
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.options import RotaryScaling
 from bessemer.model.transformer import Transformer
+from bessemer.recipe.model import RopeScaling
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, pattern_of
@@ -39,8 +39,8 @@ TEXTS = [
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5e5},
     "llama tied": {"tie_embeddings": True},
-    "llama, rope llama3": {"rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 16)},
-    "llama, rope linear": {"rope_scaling": RotaryScaling("linear", 4.0)},
+    "llama, rope llama3": {"rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_length=16)},
+    "llama, rope linear": {"rope_scaling": RopeScaling(kind="linear", factor=4.0)},
     "mistral": {},
     "qwen2": {"tie_embeddings": True},
     "qwen3": {"head_dim": 32},
@@ -102,10 +102,10 @@ def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
         ({"labels": 3}, "a classifier"),
         ({"family": "bert"}, "an encoder"),
         ({"family": "llama", "activation": "relu2"}, "activation = relu2"),
-        ({"family": "llama", "rope_scaling": RotaryScaling("yarn", 4.0)}, "rope_scaling of kind yarn"),
+        ({"family": "llama", "rope_scaling": RopeScaling(kind="yarn", factor=4.0)}, "rope_scaling of kind yarn"),
         ({"family": "gemma2"}, "the family gemma2"),
         ({"family": "mistral", "window": 8}, "sliding windows"),
-        ({"family": "qwen3", "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)}, "rope_scaling of kind llama3"),
+        ({"family": "qwen3", "rope_scaling": RopeScaling(kind="llama3", factor=8.0, original_length=8)}, "rope_scaling of kind llama3"),
     ],
 )  # fmt: skip
 def test_models_that_llama_cpp_computes_differently_are_errors(changes: dict[str, Any], reason: str) -> None:

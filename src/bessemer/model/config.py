@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from bessemer.common.errors import InputError
-from bessemer.model.options import SCALINGS, ModelOptions, RotaryScaling
+from bessemer.model.options import SCALINGS, ModelOptions
 from bessemer.model.sublayers import Parameter, Sublayer, attention_facts, feed_forward_facts, mixture_facts, norm_facts
+from bessemer.recipe.model import RopeScaling
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,12 @@ class ModelConfig(ModelOptions):
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown; update Bessemer")
-        scalings = {key: RotaryScaling.from_dict(values[key]) for key in SCALINGS if values.get(key)}
+        scalings = {key: RopeScaling.model_validate(values[key]) for key in SCALINGS if values.get(key)}
         return cls(**{**values, **scalings})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, as stored in checkpoints."""
-        return asdict(self, dict_factory=_plain)
+        return dict(to_jsonable_python(self))
 
     def with_changes(self, **changes: Any) -> ModelConfig:
         """Return a copy with the given options changed."""
@@ -199,7 +202,3 @@ def default_mlp_width(width: int, gated: bool = True) -> int:
     2), rounded up to a multiple of 64 for the hardware's tiles.
     """
     return -(-(8 * width) // (3 * 64)) * 64 if gated else 4 * width
-
-
-def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}

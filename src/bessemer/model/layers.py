@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import rms_norm, upcast
-from bessemer.model.options import Rope, RotaryScaling
+from bessemer.model.options import Rope
 from bessemer.model.sublayers import Sublayer
+from bessemer.recipe.model import RopeScaling
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # maps (x, weight, bias) to x @ weight.T + bias
 
@@ -85,22 +86,47 @@ def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtyp
     See Su et al. 2021, section 3.4.2. `length` is that of the full sequences, which dynamic and longrope scaling depend on.
     The angles are computed in fp64: in fp32 the angle at position 100,000 has an error of 0.004.
     """
-    amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
+    amplitude = rotary_amplitude(rope.scaling)
     angles = rope.direction * positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (angles.cos() * amplitude).to(wide)[..., None, :], (angles.sin() * amplitude).to(wide)[..., None, :]
 
 
+def rotary_amplitude(scaling: RopeScaling | None) -> float:
+    """Return the factor on cosines and sines (YaRN, section 3.4; LongRoPE's published code)."""
+    if scaling is None:
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    log_factor = math.log(scaling.factor)
+    if scaling.kind == "yarn":
+        is_plain = not (scaling.mscale and scaling.mscale_all_dim)
+        above, below = (1.0, 0.0) if is_plain else (scaling.mscale, scaling.mscale_all_dim)
+        return (0.1 * above * log_factor + 1.0) / (0.1 * below * log_factor + 1.0)
+    return math.sqrt(1 + log_factor / math.log(scaling.original_length)) if scaling.kind == "longrope" else 1.0
+
+
 def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
     """Return the rotation of each pair of dimensions in radians per position, (rope.width / 2,) in fp64.
 
-    `length` is that of the full sequences, see `rotary_cos_sin`.
+    `length` is that of the full sequences, see `rotary_cos_sin`. A scaling is for sequences longer than `original_length`,
+    the length of the first training:
+
+    - linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
+      positional interpolation", section 3.2).
+    - dynamic: the base grows with the length of the sequence, once it exceeds original_length (Peng et al. 2023, "YaRN",
+      section 3.3).
+    - llama3: only frequencies whose wavelength exceeds original_length / low_frequency are divided by `factor`, blending up
+      to original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2).
+    - yarn: as llama3, with a ramp over the dimensions between those that make beta_fast and beta_slow turns over
+      original_length, rounded outward to whole dimensions with `truncate` (YaRN, section 3.2).
+    - longrope: each frequency is divided by a separate factor, of short_factor up to original_length tokens and of
+      long_factor beyond (Ding et al. 2024, "LongRoPE", section 3).
     """
     exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
     frequencies: Tensor = rope.theta**-exponents
     if (scaling := rope.scaling) is None:
         return frequencies
-    # See RotaryScaling for the sources.
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "dynamic":
@@ -122,7 +148,7 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
     return frequencies * (unscaled_share + (1.0 - unscaled_share) / scaling.factor)
 
 
-def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device | None) -> Tensor:
+def _yarn_ramp(rope: Rope, scaling: RopeScaling, device: torch.device | None) -> Tensor:
     """Return the unscaled share of each frequency: 1 at the dimension that makes beta_fast turns, 0 at that of beta_slow."""
 
     def dimension(turns: float) -> float:

@@ -2,79 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from bessemer.common.errors import InputError
-from bessemer.recipe.model import Activation, Balance
+from bessemer.recipe.model import Activation, Balance, RopeScaling
 
 SCALINGS = ("rope_scaling", "window_rope_scaling")
-
-
-@dataclass(frozen=True)
-class RotaryScaling:
-    """A scaling of rotary positions for sequences longer than `original_length`, the length of the first training.
-
-    - linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
-      positional interpolation", section 3.2).
-    - dynamic: the base grows with the length of the sequence, once it exceeds original_length (Peng et al. 2023, "YaRN",
-      section 3.3).
-    - llama3: only frequencies whose wavelength exceeds original_length / low_frequency are divided by `factor`, blending up
-      to original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2).
-    - yarn: as llama3, with a ramp over the dimensions between those that make beta_slow and beta_fast turns over
-      original_length, rounded outward to whole dimensions with `truncate` (YaRN, section 3.2).
-    - longrope: each frequency is divided by a separate factor, of short_factor up to original_length tokens and of
-      long_factor beyond (Ding et al. 2024, "LongRoPE", section 3).
-
-    Attributes:
-        attention_factor: Factor on cosines and sines (yarn, longrope); None for the default of `amplitude`.
-        mscale: Numerator of yarn's general formula for that factor; 0 for the plain formula.
-        mscale_all_dim: Denominator of yarn's general formula; 0 for the plain formula.
-    """
-
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-    factor: float
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    original_length: int = 8192
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RotaryScaling:
-        """Build from the values of `asdict`, read from JSON or TOML."""
-        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        return cls(**(values | lists))
-
-    @property
-    def amplitude(self) -> float:
-        """The factor on cosines and sines (YaRN, section 3.4; LongRoPE's published code)."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.kind == "yarn":
-            if self.mscale and self.mscale_all_dim:
-                return _mscale(self.factor, self.mscale) / _mscale(self.factor, self.mscale_all_dim)
-            return _mscale(self.factor, 1.0)
-        if self.kind == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
-        return 1.0
-
-    def regime(self, length: int) -> int:
-        """Return an integer for a sequence length that identifies the rotation: equal integers mean equal rotations."""
-        if self.kind == "dynamic":
-            return max(length, self.original_length)
-        return int(self.kind == "longrope" and length > self.original_length)
-
-
-def _mscale(factor: float, scale: float) -> float:
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +17,7 @@ class Rope:
 
     theta: float
     width: int
-    scaling: RotaryScaling | None = None
+    scaling: RopeScaling | None = None
     direction: int = 1
 
 
@@ -152,7 +86,7 @@ class ModelOptions:
     rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
     rope_direction: Literal[1, -1] = 1
-    rope_scaling: RotaryScaling | None = None
+    rope_scaling: RopeScaling | None = None
     unrotated_every: int = 0
     unrotated_layers: tuple[int, ...] = ()
     window: int = 0
@@ -160,7 +94,7 @@ class ModelOptions:
     global_last: bool = False
     global_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
-    window_rope_scaling: RotaryScaling | None = None
+    window_rope_scaling: RopeScaling | None = None
     query_scalar: int = 0
     inverse_layer_scale: bool = False
     attention_soft_cap: float = 0.0
@@ -246,7 +180,13 @@ class ModelOptions:
     def rope_regime(self, length: int) -> tuple[int, ...]:
         """Return a cache key of all layers' rotations at a sequence length: equal keys mean equal rotations."""
         scalings = (self.rope_scaling, self.window_rope_scaling)
-        return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
+        return tuple(
+            max(length, scaling.original_length)
+            if scaling.kind == "dynamic"
+            else int(scaling.kind == "longrope" and length > scaling.original_length)
+            for scaling in scalings
+            if scaling is not None
+        )
 
     @property
     def mixture_layers(self) -> int:

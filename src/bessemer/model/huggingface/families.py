@@ -17,7 +17,6 @@ from bessemer.common.extensions import failure, is_own
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import rope, rules
 from bessemer.model.huggingface.rules import ConfigRule, Values
-from bessemer.model.options import SCALINGS, RotaryScaling
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.model import FamilyName
 from bessemer.recipe.uses import ExtensionBase, make
@@ -106,7 +105,7 @@ class ModelFamily(ExtensionBase):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Inherit the other attributes from the family in `like`, and check all. Raises InputError that names the attribute."""
         super().__pydantic_init_subclass__(**kwargs)
-        own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
+        own = {fact: value for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
         if cls.like not in ("", *FAMILIES):
             raise cls.error("like", f"{cls.like!r} is not a built-in family{_near(cls.like, FAMILIES)}")
         base = type(FAMILIES[cls.like]) if "like" in own else cls.__mro__[1]
@@ -232,15 +231,10 @@ def _near(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else f"; use one of {', '.join(names)}"
 
 
-def _value(value: Any) -> Any:
-    """Convert a value of families.toml: lists to tuples, "null" to None, and tables of a scaling to RotaryScaling."""
-    if isinstance(value, list):
-        return tuple(map(_value, value))
+def _with_none(value: Any) -> Any:
+    """Replace "null" in families.toml by None."""
     if isinstance(value, dict):
-        return {
-            key: RotaryScaling.from_dict(item) if key in SCALINGS and isinstance(item, dict) else _value(item)
-            for key, item in value.items()
-        }
+        return {key: _with_none(item) for key, item in value.items()}
     return None if value == "null" else value
 
 
@@ -248,7 +242,7 @@ OPTIONS: Mapping[str, Any] = get_type_hints(ModelConfig)
 _hints = get_type_hints(ModelFamily, include_extras=True)
 _types: dict[str, Any] = {fact: (get_args(_hints[fact])[0], ...) for fact in ModelFamily.__annotations__}
 _Facts: type[BaseModel] = create_model("_Facts", **_types)
-_TABLES = _value(tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")))
+_TABLES = _with_none(tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")))
 _EVERY = _TABLES.pop("every_family")
 FIXED: Values = _EVERY["fixed"]  # other values would change the computation, and we have no option for them
 READ_ANYWHERE = frozenset(_EVERY["read_anywhere"])

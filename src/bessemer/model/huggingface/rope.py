@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, ConfigRule, ForeignConfig, Values, unless
-from bessemer.model.options import RotaryScaling
+from bessemer.recipe.model import KEYS, RopeScaling
 
 ROPE_BASE = 10_000.0  # the default of transformers if config.json has none
 # Maps our names of a scaling's values to theirs, if they differ.
@@ -14,19 +16,22 @@ _SCALING_KEYS = {
     "original_length": "original_max_position_embeddings", "low_frequency": "low_freq_factor",
     "high_frequency": "high_freq_factor",
 }  # fmt: skip
-# Maps each kind to its required and its optional keys.
+# Keys of each kind in config.json: those that it must have, and those that it may have.
 _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
     "llama3": (("factor", "low_frequency", "high_frequency"), ("original_length",)),
-    "yarn": ((), ("factor", "original_length", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale",
-                  "mscale_all_dim")),
+    "yarn": ((), ("factor", *KEYS["yarn"])),
     "longrope": (("short_factor", "long_factor"), ("factor", "original_length", "attention_factor")),
+}
+_READERS: dict[str, Callable[[ForeignConfig, str], Any]] = {
+    "original_length": ForeignConfig.integer, "truncate": partial(ForeignConfig.flag, default=True),
+    "short_factor": ForeignConfig.numbers, "long_factor": ForeignConfig.numbers,
 }  # fmt: skip
 
 
-def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RotaryScaling | None:
+def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RopeScaling | None:
     """Return the scaling that a table describes, or None for unscaled positions.
 
     Args:
@@ -50,30 +55,23 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
         return None
     values: Values = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
     for ours, name in names.items():
-        if ours not in required and table.raw(name) is None:
-            continue
-        if ours in ("short_factor", "long_factor"):
-            values[ours] = tuple(table.numbers(name))
-        elif ours == "truncate":
-            values[ours] = table.flag(name, True)
-        else:
-            values[ours] = table.integer(name) if ours == "original_length" else table.number(name)
+        if ours in required or table.raw(name) is not None:
+            values[ours] = _READERS.get(ours, ForeignConfig.number)(table, name)
     if "factor" not in values:  # the ratio of the sequence length to that of the first training
         values["factor"] = positions / values["original_length"]
-    return RotaryScaling(**values)
+    return RopeScaling.model_construct(**values)  # `read_config` validates the whole model
 
 
-def write_scaling(scaling: RotaryScaling | None) -> Values | None:
+def write_scaling(scaling: RopeScaling | None) -> Values | None:
     """Return the table that `read_scaling` reads, without optional values that have their default."""
     if scaling is None:
         return None
     required, optional = _SCALING_KINDS[scaling.kind]
-    standard = {field.name: field.default for field in fields(RotaryScaling)}
+    changed = scaling.model_dump(mode="json", exclude_defaults=True)
     written: Values = {"rope_type": scaling.kind}
     for ours in required + optional:
-        value = getattr(scaling, ours)
-        if ours in (*required, "factor", "original_length") or value != standard[ours]:
-            written[_SCALING_KEYS.get(ours, ours)] = list(value) if isinstance(value, tuple) else value
+        if ours in (*required, "factor", "original_length", *changed):
+            written[_SCALING_KEYS.get(ours, ours)] = changed.get(ours, getattr(scaling, ours))
     return written
 
 

@@ -79,9 +79,9 @@ class ForeignConfig:
     def text(self, key: str, default: str) -> str:
         return str(self._value(key, default, lambda x: isinstance(x, str), "must be a string"))
 
-    def numbers(self, key: str) -> list[float]:
-        """Return a list of finite numbers above 0; the key is required."""
-        return list(map(float, self._list(key, None, _is_positive, "finite numbers above 0")))
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a tuple of finite numbers above 0; the key is required."""
+        return tuple(map(float, self._list(key, None, _is_positive, "finite numbers above 0")))
 
     def integers(self, key: str) -> list[int]:
         """Return a list of integers; empty if the key is missing."""
