@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from bessemer.export.family_trial import require_same_keys
 from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE, ModelFamily
-from bessemer.model.huggingface.trial import require_same_keys
 
 transformers = pytest.importorskip("transformers")
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import peak_memory
+from bessemer.distributed.recomputed_flops import hardware_flops
 from bessemer.distributed.stages import PartParameters, pipeline_ranks
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import ElementBytes
-from bessemer.model.flops import hardware_flops
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model

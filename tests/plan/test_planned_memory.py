@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import peak_memory
 from bessemer.distributed.schedules import ScheduleActions, actions, generate, micro_batches_in_flight
 from bessemer.distributed.shards import padded_elements, padding
 from bessemer.distributed.stages import _split_alike_blocks, split_blocks
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import flops_per_token
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages

@@ -12,15 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import checkpointed_elements_per_block, mask_bytes, peak_memory, rank_memory
 from bessemer.distributed.mesh import SINGLE_PROCESS, join
+from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.stages import pipeline_ranks
 from bessemer.model import kernels as product
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.element_bytes import ElementBytes
-from bessemer.model.flops import recomputed_flops_per_token
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import Dropout, Parallel, Recipe, Train, parse

@@ -19,10 +19,10 @@ from bessemer.common import interrupt
 from bessemer.common.console import counted, silent
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, Stopped
+from bessemer.distributed.recomputed_flops import hardware_flops
 from bessemer.launch import local_start
 from bessemer.launch.worker import Worker
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import hardware_flops
 from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump, load
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory

@@ -6,11 +6,12 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
-from bessemer.model.element_bytes import FP32, ElementBytes
+from bessemer.model.sublayers import FP32
 from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 
 # Bytes per element of one moment: fp32, or a uint8 code and its share of an fp32 scale for 256 elements.

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from bessemer.common.errors import BessemerError
 from bessemer.common.extensions import is_own
+from bessemer.export.family_trial import require_same_keys, small_model
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import family_of, read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
-from bessemer.model.huggingface.trial import require_same_keys, small_model
 from bessemer.model.huggingface.weights import SHARD_BYTES, hub_tensors, require_written, write_weights
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json, write_atomic, write_json

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from bessemer.model.element_bytes import FP32
 from bessemer.model.options import ModelOptions
 
+FP32 = 4  # bytes per element
 ROUTED = "mlp.experts."  # prefix of the parameters of routed experts in a block
 Access = Literal["partial", "slice", "deferred"]
 """How a rank of a tensor group reads a parameter that is not sharded: "partial" reads the full parameter and "slice" the rank's

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.kernels import linear
 from bessemer.model.layers import LinearFunction
 from bessemer.recipe import Parallel

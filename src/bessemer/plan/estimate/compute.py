@@ -12,8 +12,8 @@ from functools import lru_cache
 from math import ceil
 
 from bessemer.distributed.stages import rank_rows
-from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import tokens_seen
+from bessemer.model.sublayers import FP32
 from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import BlockMatmul

@@ -12,10 +12,10 @@ from importlib import resources
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.recomputed_flops import Selective
 from bessemer.distributed.shards import padding
 from bessemer.distributed.stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import Selective
 from bessemer.recipe import Parallel
 
 

@@ -11,11 +11,11 @@ from math import log
 from statistics import NormalDist
 
 from bessemer.common.console import size
+from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import rank_memory
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import ElementBytes
 from bessemer.plan.estimate.experts import by_kind, kinds
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute, parallel

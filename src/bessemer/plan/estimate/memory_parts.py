@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from bessemer.distributed.stages import PartParameters, PipelineRank
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import FP32
+from bessemer.model.sublayers import FP32
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths
 from bessemer.plan.estimate.frameworks import Framework

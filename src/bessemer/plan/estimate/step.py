@@ -15,11 +15,12 @@ from math import inf, log, sqrt
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
+from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.schedules import checked_stages_per_rank
 from bessemer.distributed.stages import PipelineRank, rank_of_stage, stage_ids_of_rank
 from bessemer.distributed.validity import require_valid
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import flops_per_token, recomputed_flops_per_token
+from bessemer.model.flops import flops_per_token
 from bessemer.plan.estimate import collectives, experts
 from bessemer.plan.estimate.frameworks import blocks_of_stages, ranks_by_cut, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel

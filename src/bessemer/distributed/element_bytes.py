@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FP32 = 4  # bytes per element
+from bessemer.model.sublayers import FP32
 
 
 @dataclass(frozen=True)

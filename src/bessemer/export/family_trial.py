@@ -13,7 +13,8 @@ from bessemer.model.huggingface.gate import quiet_transformers
 from bessemer.model.huggingface.rules import ACTIVATIONS
 from bessemer.model.transformer import Transformer, build_model
 
-SMALL = {"layers": 4, "head_dim": 16, "window": 8, "sequence_length": 32}  # maximum values
+# Maximum values of the small model.
+SMALL = {"layers": 4, "kv_heads": 2, "head_dim": 16, "mlp_width": 40, "window": 8, "sequence_length": 32}
 
 
 def require_same_keys(family: ModelFamily) -> None:
@@ -49,10 +50,9 @@ def small_model(config: ModelConfig) -> Transformer:
     changes = {name: min(getattr(config, name), most) for name, most in SMALL.items()}
     if int(changes["head_dim"] * config.rotary_fraction) % 2 or any((config.rope_scaling, config.window_rope_scaling)):
         changes["head_dim"] = config.head_dim  # longrope's factors require it
-    heads = config.heads // config.kv_heads * min(config.kv_heads, 2)
+    heads = config.heads // config.kv_heads * changes["kv_heads"]
     width = heads * changes["head_dim"] if config.heads * config.head_dim == config.width else 48
-    changes |= {"heads": heads, "kv_heads": min(config.kv_heads, 2), "width": width, "mlp_width": 40}
-    model = build_model(config.with_changes(**changes), seed=0)
+    model = build_model(config.with_changes(**changes, heads=heads, width=width), seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
