@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,20 +20,21 @@ import torch
 
 VOCABULARY, LENGTH, SEQUENCES = 8192, 256, 16
 LAYERS, WIDTH, HEADS, MLP = 6, 384, 6, 1024
+EXPERTS, CHOSEN = 8, 2  # of the sparse sides: experts, and those of a token, which have MLP hidden units together
 
 Take = Callable[[int], list[float]]
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the random tokens that every side trains on."""
-    tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random inputs and targets. Sparse sides need other tokens in each step: their experts' loads then vary too."""
+    tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def timed(step: Callable[[], Any]) -> Take:
-    def take(count: int) -> list[float]:
+    def take(steps: int) -> list[float]:
         seconds = []
-        for _ in range(count):
+        for _ in range(steps):
             started = perf_counter()
             step()
             seconds.append(perf_counter() - started)
@@ -46,7 +48,7 @@ def narrowed(precision: str) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
-def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
+def bessemer(micro_batch: int, compiled: bool, precision: str, is_sparse: bool = False) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
@@ -60,6 +62,9 @@ def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, di
     from bessemer.train.trainer import Trainer
 
     micro = f"micro_batch={micro_batch}" if micro_batch else ""
+    mlp = f"mlp_width = {MLP}"
+    if is_sparse:
+        mlp = f"experts = {EXPERTS}\nexperts_per_token = {CHOSEN}\nexpert_width = {MLP // CHOSEN}"
     asked = parse(
         f"""
             run.name = "benchmark"
@@ -68,7 +73,7 @@ def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, di
             layers = {LAYERS}
             width = {WIDTH}
             heads = {HEADS}
-            mlp_width = {MLP}
+            {mlp}
             qk_norm = "none"
             tie_embeddings = true
             [train]
@@ -87,16 +92,21 @@ def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, di
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
     trainer = Trainer(recipe, build_model(config, 0), device, 0, 1)
-    inputs, targets = batch()
-    tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
-    data = Batch.next_token(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
+    numbers = count()
+
+    def step() -> None:
+        inputs, targets = batch(next(numbers))
+        tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
+        data = Batch.next_token(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
+        trainer.update(0, trainer.forward_backward(data).grad_norm)
+
     facts = {
         "parameters": config.parameters,
         "flops_per_token": flops_per_token(config),
         "micro_batch": recipe.train.micro_batch,
         "plan": plan,
     }
-    return timed(lambda: trainer.update(0, trainer.forward_backward(data).grad_norm)), facts
+    return timed(step), facts
 
 
 def nanogpt(checkout: str, compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
@@ -156,29 +166,34 @@ def litgpt(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     return timed(step), {"parameters": parameters}
 
 
-def llama() -> Any:
-    """Return the transformers model of both Hugging Face sides."""
+def llama(is_sparse: bool = False) -> Any:
+    """Return the transformers model of the Hugging Face sides: Llama, or Qwen3-MoE."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=MLP, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=LENGTH, tie_word_embeddings=True,
-        use_cache=False,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": MLP, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": True, "use_cache": False,
+    }  # fmt: skip
+    if not is_sparse:
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    experts = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": MLP // CHOSEN}
+    options = {"head_dim": WIDTH // HEADS, "norm_topk_prob": True, "output_router_logits": True}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **experts, **options))
 
 
-def bare(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
+def bare(compiled: bool, precision: str, is_sparse: bool = False) -> tuple[Take, dict[str, Any]]:
     """Return the side that trains the transformers model in a plain loop."""
-    model = llama()
+    model = llama(is_sparse)
     parameters = sum(p.numel() for p in model.parameters())
     if compiled:
         model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    inputs, _ = batch()
+    numbers = count()
 
     def step() -> None:
+        inputs, _ = batch(next(numbers))
         with narrowed(precision):
             loss = model(input_ids=inputs, labels=inputs).loss
         loss.backward()
@@ -205,11 +220,11 @@ def trainer(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
         def on_step_end(self, *arguments: Any, **options: Any) -> None:
             self.ends.append(perf_counter())
 
-    def take(count: int) -> list[float]:
+    def take(steps: int) -> list[float]:
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
             arguments = transformers.TrainingArguments(
-                folder, max_steps=count + 1, per_device_train_batch_size=SEQUENCES, use_cpu=True, report_to=[],
+                folder, max_steps=steps + 1, per_device_train_batch_size=SEQUENCES, use_cpu=True, report_to=[],
                 learning_rate=1e-4, weight_decay=0.1, optim="adamw_torch_fused", logging_strategy="no",
                 save_strategy="no", disable_tqdm=True, max_grad_norm=1.0, dataloader_pin_memory=False,
                 torch_compile=compiled, bf16=precision == "bf16",
@@ -242,16 +257,19 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--sparse", action="store_true", help="a mixture of experts; sides: bessemer and bare")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to standard output; answers must be alone on it
     if given.side == "bessemer":
-        take, facts = bessemer(given.micro_batch, given.compile, given.precision)
+        take, facts = bessemer(given.micro_batch, given.compile, given.precision, given.sparse)
     elif given.side == "nanogpt":
         take, facts = nanogpt(str(given.nanogpt), given.compile, given.precision)
+    elif given.side == "bare":
+        take, facts = bare(given.compile, given.precision, given.sparse)
     else:
-        take, facts = {"litgpt": litgpt, "bare": bare, "trainer": trainer}[given.side](given.compile, given.precision)
+        take, facts = {"litgpt": litgpt, "trainer": trainer}[given.side](given.compile, given.precision)
     print(json.dumps({**facts, "torch": torch.__version__}), file=answers, flush=True)
     first = True
     for line in sys.stdin:

@@ -36,6 +36,7 @@ def dense(mixture: MixtureOfExperts, x_BTD: Tensor) -> Tensor:
     return out if mixture.shared is None else out + mixture.shared(x_BTD)
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "changes",
@@ -45,8 +46,11 @@ def dense(mixture: MixtureOfExperts, x_BTD: Tensor) -> Tensor:
         {"router_normalised": False},
     ],
 )
-def test_output_and_gradients_equal_a_dense_evaluation(changes: dict[str, Any], dtype: torch.dtype) -> None:
-    """Width 32 and 24 units take the grouped matmul in fp32 and bf16; the experts of fp64 are computed one after another."""
+def test_output_and_gradients_equal_a_dense_evaluation(
+    changes: dict[str, Any], dtype: torch.dtype, is_grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One matmul per expert, as on a CPU, and the grouped matmul of GPUs, which torch has for fp32 and bf16."""
+    monkeypatch.setattr("bessemer.model.mixture_of_experts.is_eager_cpu", lambda x: not is_grouped)
     model = stirred(config(**SIZES, **changes)).to(dtype)
     (_, mixture), *_ = mixtures(model)
     x = torch.randn(3, 17, 32, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()

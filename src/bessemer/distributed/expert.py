@@ -70,9 +70,9 @@ class DividedExperts(nn.Module):
     fsdp_mesh: DeviceMesh  # the ranks with the same experts, over which FSDP2 shards them
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the numbers of rows differ from step to step, and the host must know them
-    def forward(self, x_MD: Tensor, weight_M1: Tensor, counts_E: Tensor) -> Tensor:
+    def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         exchange = Exchange.from_counts(counts_E, self.expert_group)
-        out_RD = super().forward(exchange.send(x_MD), exchange.send(weight_M1), exchange.counts_L)
+        out_RD = super().forward(exchange.send(x_MD), exchange.counts_L)
         return exchange.send_back(out_RD)
 
 

@@ -243,6 +243,24 @@ def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
     _by_rows(kernels.add, total.numel(), total.numel(), *arrays, np.float32(factor), block=SUM_ROWS)
 
 
+def combine(x_MD: Tensor, place_NK: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return the weighted sum of K rows of x for each token, (N, D). `place_NK` has the rows' numbers, flat or (N, K)."""
+    out_ND = x_MD.new_empty(len(weight_NK), x_MD.shape[1])
+    arrays = _bits(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _bits(out_ND)
+    _by_rows(kernels.combine, len(out_ND), x_MD.numel(), *arrays)
+    return out_ND
+
+
+def combine_backward(x_MD: Tensor, place_NK: Tensor, weight_NK: Tensor, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `combine` with respect to x, (M, D), and to the weights, (N, K)."""
+    x_grad_MD, weight_grad_NK = torch.empty_like(x_MD), torch.empty(weight_NK.shape, dtype=torch.float32)
+    arrays = _bits(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _bits(gradient_ND)
+    _by_rows(
+        kernels.combine_backward, len(gradient_ND), 2 * x_MD.numel(), *arrays, _bits(x_grad_MD), weight_grad_NK.numpy()
+    )
+    return x_grad_MD, weight_grad_NK.to(weight_NK.dtype)
+
+
 def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_grad: bool) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy and the z-loss of each token, both (C,) in fp32; a negative target gives 0 for both.
 

@@ -314,6 +314,34 @@ def softmax_backward(
 
 
 @_compiled
+def combine(first: int, last: int, x: Bits, place: Any, weights: Floats, out: Bits) -> None:
+    """Write the weighted sum of rows place[n] of x to row n of out."""
+    width = out.shape[1]
+    total = np.empty(width, np.float32)
+    for n in range(first, last):
+        total[:] = np.float32(0)
+        for k in range(place.shape[1]):
+            row, weight = place[n, k], weights[n, k]
+            for j in range(width):
+                total[j] += weight * widen(x[row, j])
+        for j in range(width):
+            out[n, j] = narrow(total[j])
+
+
+@_compiled
+def combine_backward(
+    first: int, last: int, x: Bits, place: Any, weights: Floats, gradient: Bits, x_grad: Bits, weight_grad: Floats
+) -> None:
+    for n in range(first, last):
+        for k in range(place.shape[1]):
+            row, weight, dot = place[n, k], weights[n, k], np.float32(0)
+            for j in range(x.shape[1]):
+                dot += widen(gradient[n, j]) * widen(x[row, j])
+                x_grad[row, j] = narrow(weight * widen(gradient[n, j]))
+            weight_grad[n, k] = dot
+
+
+@_compiled
 def add(first: int, last: int, total: Floats, summand: Bits, factor: Any) -> None:
     for i in range(np.uint64(first), np.uint64(last)):
         total[i] += widen(summand[i]) * factor

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bessemer.model import casts
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.feed_forward import FeedForward, apply_gate
-from bessemer.model.kernels import upcast
+from bessemer.model.kernels import is_eager_cpu, runs_bf16, upcast
 from bessemer.model.layers import linear_layer
 from bessemer.model.sublayers import Sublayer, mixture_facts
 from bessemer.recipe.model import Activation
@@ -82,9 +83,8 @@ class MixtureOfExperts(nn.Module):
         order_M = expert_NK.flatten().argsort(stable=True)
         place_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         counts_E = F.one_hot(expert_NK, self.config.experts).sum(dim=(0, 1))
-        sorted_MD = _Dispatch.apply(x_ND, order_M, place_M)  # type: ignore[no-untyped-call]
-        out_MD = self.experts(sorted_MD, weight_NK.flatten()[order_M, None], counts_E)
-        return _Combine.apply(out_MD, order_M, place_M, len(x_ND)), counts_E  # type: ignore[no-untyped-call]
+        out_MD = self.experts(_Dispatch.apply(x_ND, order_M, place_M), counts_E)  # type: ignore[no-untyped-call]
+        return _Combine.apply(out_MD, order_M, place_M, weight_NK), counts_E  # type: ignore[no-untyped-call]
 
     def _auxiliary_loss(self, logits_NE: Tensor, scores_NE: Tensor, expert_NK: Tensor, rows: tuple[int, ...]) -> Tensor:
         """Return the sum over tokens of the balance loss and the z-loss of the router, each averaged over the layers.
@@ -119,11 +119,10 @@ class Experts(nn.Module):
             nn.Parameter(torch.empty(facts.shapes[f"mlp.experts.{name}"])) for name in ("gate_up", "down")
         )
 
-    def forward(self, x_MD: Tensor, weight_M1: Tensor, counts_E: Tensor) -> Tensor:
-        """Return each row's output of its expert times its weight. The first `counts_E[0]` rows are those of expert 0."""
+    def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
+        """Return the output of its expert for each row. The first `counts_E[0]` rows are those of expert 0, and so on."""
         gate_up_MF = grouped_linear(x_MD, self.gate_up.flatten(1, 2), counts_E)
-        hidden_MF = apply_gate(gate_up_MF, self.activation) * weight_M1.to(x_MD.dtype)
-        return grouped_linear(hidden_MF, self.down, counts_E)
+        return grouped_linear(apply_gate(gate_up_MF, self.activation), self.down, counts_E)
 
 
 def mixtures(model: nn.Module) -> Iterator[tuple[int, MixtureOfExperts]]:
@@ -170,20 +169,66 @@ def update_biases(model: nn.Module, skip: Tensor) -> None:
 
 def grouped_linear(x_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
     """Multiply each row by the matrix of its group, (M, O). The first `counts_E[0]` rows are those of group 0, and so on."""
-    weight_EOI = weight_EOI.to(x_MI.dtype)
     is_aligned = all(size * x_MI.itemsize % ALIGNMENT == 0 for size in weight_EOI.shape[1:])
-    if x_MI.dtype == torch.float64 or not is_aligned:
-        pairs = zip(torch.split(x_MI, counts_E.tolist()), weight_EOI.unbind(0), strict=True)
-        return torch.cat([F.linear(rows, weight) for rows, weight in pairs])
-    return F.grouped_mm(x_MI, weight_EOI.mT, offs=counts_E.cumsum(0, dtype=torch.int32))
+    if x_MI.dtype == torch.float64 or not is_aligned or is_eager_cpu(x_MI):
+        return _GroupedLinear.apply(x_MI, weight_EOI, counts_E.tolist())  # type: ignore[no-any-return, no-untyped-call]
+    return F.grouped_mm(x_MI, weight_EOI.to(x_MI.dtype).mT, offs=counts_E.cumsum(0, dtype=torch.int32))
 
 
-def _rows(x_ND: Tensor, order_M: Tensor) -> Tensor:
-    return x_ND[order_M // (len(order_M) // len(x_ND))]
+class _GroupedLinear(torch.autograd.Function):
+    """One matmul per group. The weight may be in fp32 and the rows in bf16, as in `kernels.linear`.
+
+    On a CPU oneDNN compiles each bf16 matmul of a new shape, for 2 to 6 ms and 0.7 MB of machine code, and the numbers of
+    rows change in every step. So a matmul may include a few rows of the next groups, to have one of few shapes
+    (`_rounded`). The next matmul overwrites their results, and the gradient of the weight sees zeros in their place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_MI: Tensor, weight_EOI: Tensor, counts: list[int]) -> Tensor:
+        cast_EOI = weight_EOI if x_MI.dtype == weight_EOI.dtype else casts.cast_weight(weight_EOI)
+        ctx.save_for_backward(x_MI, cast_EOI)
+        ctx.weight_EOI, ctx.counts = weight_EOI.detach(), counts
+        return _multiply(x_MI, cast_EOI, counts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x_MI, cast_EOI), gradient_MO = ctx.saved_tensors, gradients[0].contiguous()
+        x_grad_MI = _multiply(gradient_MO, cast_EOI.mT, ctx.counts)
+        product_EOI = torch.empty_like(cast_EOI)
+        for expert, (first, last, window) in enumerate(_windows(ctx.counts, x_MI)):
+            rows_WO = gradient_MO[window]
+            if len(rows_WO) > last - first:
+                rows_WO, first, last = rows_WO.clone(), first - window.start, last - window.start
+                rows_WO[:first] = rows_WO[last:] = 0.0
+            torch.mm(rows_WO.T, x_MI[window], out=product_EOI[expert])
+        is_collected = casts.collect(ctx.weight_EOI, product_EOI)
+        return x_grad_MI, None if is_collected else product_EOI.to(ctx.weight_EOI.dtype), None
 
 
-def _sums(x_MD: Tensor, place_M: Tensor, tokens: int) -> Tensor:
-    return x_MD[place_M].view(tokens, -1, x_MD.shape[1]).sum(dim=1)
+def _multiply(x_MI: Tensor, weight_EOI: Tensor, counts: list[int]) -> Tensor:
+    """Multiply each row by the transposed matrix of its group, (M, O)."""
+    out_MO = x_MI.new_empty(len(x_MI), weight_EOI.shape[1])
+    for weight_OI, (first, last, window) in zip(weight_EOI, _windows(counts, x_MI), strict=True):
+        if window.start == first:
+            torch.mm(x_MI[window], weight_OI.T, out=out_MO[window])
+        elif first < last:  # the window begins in the previous group, whose results stay
+            out_MO[first:last] = torch.mm(x_MI[window], weight_OI.T)[first - window.start :][: last - first]
+    return out_MO
+
+
+def _windows(counts: list[int], x_MI: Tensor) -> Iterator[tuple[int, int, slice]]:
+    """Yield the first and the last row (exclusive) of each group, and the rows that its matmul includes."""
+    is_rounded, rows = x_MI.dtype == torch.bfloat16 and x_MI.device.type == "cpu", len(x_MI)
+    for last, count in zip(accumulate(counts), counts, strict=True):
+        first, size = last - count, min(_rounded(count), rows) if is_rounded else count
+        start = min(first, rows - size)
+        yield first, last, slice(start, start + size)
+
+
+def _rounded(count: int) -> int:
+    """Round up to a multiple of a power of two, at least 32, so that there are at most four results from 2^n to 2^(n + 1)."""
+    step = max(32, 1 << max(count - 1, 0).bit_length() >> 3)
+    return -(-count // step) * step
 
 
 class _Dispatch(torch.autograd.Function):
@@ -195,24 +240,44 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, place_M: Tensor) -> Tensor:
         ctx.tokens, ctx.place_M = len(x_ND), place_M
-        return _rows(x_ND, order_M)
+        return x_ND.index_select(0, order_M // (len(order_M) // len(x_ND)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _sums(gradients[0], ctx.place_M, ctx.tokens), None, None
+        weight_NK = gradients[0].new_ones((), dtype=torch.float32).expand(ctx.tokens, len(ctx.place_M) // ctx.tokens)
+        return _weighted_sums(gradients[0], ctx.place_M, weight_NK), None, None
 
 
 class _Combine(torch.autograd.Function):
-    """Sum the results of a token's experts, (N, D), given in the order of experts, (M, D): the transpose of `_Dispatch`."""
+    """Sum the results of a token's experts with the token's weights, (N, D); the results are in the order of experts, (M, D)."""
 
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, order_M: Tensor, place_M: Tensor, tokens: int) -> Tensor:
-        ctx.order_M = order_M
-        return _sums(x_MD, place_M, tokens)
+    def forward(ctx: Any, x_MD: Tensor, order_M: Tensor, place_M: Tensor, weight_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(x_MD, order_M, place_M, weight_NK)
+        return _weighted_sums(x_MD, place_M, weight_NK)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _rows(gradients[0], ctx.order_M), None, None, None
+        (x_MD, order_M, place_M, weight_NK), gradient_ND = ctx.saved_tensors, gradients[0].contiguous()
+        if runs_bf16(x_MD, gradient_ND):
+            from bessemer.model import bf16
+
+            x_grad_MD, weight_grad_NK = bf16.combine_backward(x_MD, place_M, weight_NK, gradient_ND)
+            return x_grad_MD, None, None, weight_grad_NK
+        gradient_MD = gradient_ND.index_select(0, order_M // weight_NK.shape[1])
+        weight_grad_M = (upcast(gradient_MD) * upcast(x_MD)).sum(dim=1)[place_M]
+        x_grad_MD = gradient_MD * weight_NK.flatten()[order_M, None].to(x_MD.dtype)
+        return x_grad_MD, None, None, weight_grad_M.view_as(weight_NK).to(weight_NK.dtype)
+
+
+def _weighted_sums(x_MD: Tensor, place_M: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return the sum of weight_NK[n, k] times row `place_M[n K + k]` over k, (N, D)."""
+    if runs_bf16(x_MD):
+        from bessemer.model import bf16
+
+        return bf16.combine(x_MD.contiguous(), place_M, weight_NK)
+    x_NKD = x_MD.index_select(0, place_M).view(*weight_NK.shape, -1)
+    return (x_NKD * weight_NK[..., None].to(x_MD.dtype)).sum(dim=1)
 
 
 class _Observe(torch.autograd.Function):

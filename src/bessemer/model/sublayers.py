@@ -209,7 +209,6 @@ def mixture_facts(options: ModelOptions) -> Sublayer:
     if options.shared_experts:
         parts.append(feed_forward_facts(options, "mlp.shared", options.shared_experts * each))
     copied = 2 * active * width  # the tokens in the order of experts, and the results of the experts
-    weighted = active * each  # hidden units before they are multiplied by the router's weights
     chosen = 2 * experts + 4 * active  # scores of the router, weights, and order of the tokens
     return Sublayer(
         (
@@ -222,8 +221,8 @@ def mixture_facts(options: ModelOptions) -> Sublayer:
         output="down",
         # Each rank of a tensor group applies whole routed experts to its tokens.
         tensor_units={"model.shared_experts x expert_width": options.shared_experts * each},
-        saved_elements=sum(part.saved_elements for part in parts) + copied + weighted + chosen,
-        eager_bytes=sum(part.eager_bytes for part in parts) + 2.0 * (copied + weighted) + FP32 * (width + chosen),
+        saved_elements=sum(part.saved_elements for part in parts) + copied + chosen,
+        eager_bytes=sum(part.eager_bytes for part in parts) + 2.0 * copied + FP32 * (width + chosen),
         selective_elements=sum(part.selective_elements for part in parts) + experts + active * width,
         gradient_elements=max(part.gradient_elements for part in parts) + active * width,
     )
