@@ -1,4 +1,4 @@
-"""Implementation of `bessemer check`: rows from the recipe, from small trainings and from the masks."""
+"""Implementation of `bessemer check`: a list of checks of the recipe, of short trainings on its data, and of attention masks."""
 
 from __future__ import annotations
 

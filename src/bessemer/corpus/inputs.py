@@ -71,7 +71,7 @@ def digest_of_contents(recipe: Recipe, files: Contents) -> str:
 
 
 def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
-    """Return the value of `inputs_digest` when the listing of each source by name is already known."""
+    """Return the value of `inputs_digest` from listings already made: of each source by its name, the files to read."""
     facts = attrgetter("path", "size", "mtime_ns", "etag")
     files = {name: [facts(file) for file in listing.read] for name, listing in listings.items()}
     return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))

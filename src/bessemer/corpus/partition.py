@@ -298,9 +298,9 @@ def _sampled(source: Source, parts: Sequence[Part], corpus: Corpus, max_document
 
 
 def _clean(partition: Partition, settings: Chain, tally: Tally) -> Iterator[Document]:
-    """Yield the documents of a partition after they passed the filters, including rejected ones.
+    """Read a partition's documents, apply the filters of `settings` to each, and yield all, rejected ones with their reason.
 
-    `settings` has the filters, and the results are counted in `tally`.
+    Adds each document to the counts of `tally`.
     """
     source, corpus, passed_over = settings.sources[partition.source], settings.corpus, Counter[str]()
     if partition.max_documents is None:

@@ -164,10 +164,9 @@ def _property(name: str, access: LocalAccess) -> property:
 
 
 def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
-    """Return what this rank reads of a parameter, by `access`.
+    """Return the part of a replicated parameter that this rank reads: all of it for "partial", its own rows for "slice".
 
-    For "partial" it is the full value and for "slice" this rank's rows of it, both with a gradient that must still be
-    summed over the group.
+    Its gradient must still be summed over the tensor group.
     """
     whole = parameter.to_local(grad_placements=[Partial()])
     return whole.narrow(0, *group.row_range(len(whole))) if access == "slice" else whole

@@ -73,7 +73,7 @@ class PlanResult:
 
     @property
     def precision(self) -> str:
-        """Precision for output: the recipe's if it selects fp8 with row scales, else the job's."""
+        """Name of the precision for output: "fp8-rowwise" if the recipe selects it (the job then has "fp8"), else the job's."""
         name = self.goal.recipe.train.precision
         return name if name == "fp8-rowwise" else self.job.precision
 

@@ -45,7 +45,7 @@ class Language(Section):
     only_for: dict[str, Codes] = Field(default_factory=dict)
 
     def looks_at(self, format_: str | None) -> bool:
-        """Return True if the language of documents of this format (of its source) is identified; never for conversations."""
+        """Return True if documents of a source with this `format` have their language identified. Conversations never have."""
         return self.identify and format_ not in (*self.skip_formats, "chat")
 
     def _complaints(self) -> Iterator[str]:

@@ -139,7 +139,7 @@ class ObjectiveTask:
         return loss.total, nats_BS, predicted_BS
 
     def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
-        """Return the cross-entropy of the model's predictions over its vocabulary."""
+        """Return the cross-entropy over the vocabulary, and the z-loss unless `scored`, of hidden states given to the head."""
         head, train = model.head, self.train
         return chunked_cross_entropy(
             head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,

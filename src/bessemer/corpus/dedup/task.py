@@ -140,7 +140,7 @@ class DedupTask(StepTask):
 
     @property
     def targets(self) -> range:
-        """Range of the target numbers under which earlier tasks wrote the values that this task reads."""
+        """The target numbers to read: earlier tasks address each value to the number of the task that reads it."""
         return range(self.number, self.number + 1)
 
     def gather(self, task: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
