@@ -53,13 +53,14 @@ def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     gradients = revert_weight_conversion(theirs, present) if ours.config.experts else gradients
     worst, floor = 0.0, 1e-3 * max(float(g.abs().max()) for g in gradients.values() if g is not None)
-    for part in hub_tensors(ours, value=lambda name, parameter: parameter.grad):
+    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    parts = hub_tensors(ours, value=lambda name, parameter: parameter if name in frozen else parameter.grad)
+    trained = [part for part in parts if part.ours not in frozen]
+    for part in trained:
         wanted_gradient = gradients[part.name]
         scale = max(float(wanted_gradient.abs().max()), floor)
         worst = max(worst, float((part.gather() - wanted_gradient).abs().max()) / scale)
-    assert {part.name for part in hub_tensors(ours)} == {
-        name for name, gradient in gradients.items() if gradient is not None
-    }
+    assert {part.name for part in trained} == {name for name, gradient in gradients.items() if gradient is not None}
     return {
         "logits": float((found - wanted).detach().abs().max()),
         "loss": float((losses[0] - losses[1]).detach().abs()),

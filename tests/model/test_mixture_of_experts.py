@@ -177,6 +177,8 @@ def test_impossible_mixtures_are_errors(keys: dict[str, Any], named: str) -> Non
 )
 def test_a_family_that_cannot_express_the_router_is_an_error(changes: dict[str, Any]) -> None:
     assert family_of(config(**SIZES)).name == "qwen3_moe"
+    shared = {"router": "sigmoid", "balance": "both", "shared_experts": 1, "router_scale": 2.0, "dense_layers": 1}
+    assert family_of(config(**SIZES, **shared)).name == "dots1"
     with pytest.raises(InputError, match=next(iter(changes))):
         family_of(config(**SIZES, **changes))
 

@@ -67,7 +67,8 @@ def test_families_equal_transformers(name: str, direction: str, precision: str, 
         configuration = transformers.AutoConfig.for_model(**to_hugging_face(wanted, 0))
         random = their_class(wanted)(configuration)
         with torch.no_grad():
-            for parameter in random.parameters():
+            biases = [buffer for name, buffer in random.named_buffers() if name.endswith("bias")]
+            for parameter in (*random.parameters(), *biases):
                 parameter.add_(torch.randn(parameter.shape) * 0.1)
         random.save_pretrained(tmp_path)
         ours = read_model(tmp_path)

@@ -12,7 +12,7 @@ from bessemer.recipe.uses import names_extension
 
 FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
-    "bert", "roberta", "modernbert", "qwen3_moe", "olmoe", "mixtral",
+    "bert", "roberta", "modernbert", "qwen3_moe", "olmoe", "dots1", "mixtral",
 ]  # fmt: skip
 Balance = Literal["loss", "bias", "both", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]

@@ -39,6 +39,7 @@ FREE_OPTIONS = {
 }  # fmt: skip
 LEFT_OVER = "remove it if it has no effect"
 MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
+NEAREST = 3  # families that an error about a configuration names
 # Required unless `ModelFamily.defaults` has them.
 REQUIRED = ("vocabulary", "layers", "width", "heads", "mlp_width", "max_positions")
 
@@ -79,15 +80,20 @@ def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
 def family_of(config: ModelConfig) -> ModelFamily:
     """Return the family that can express a configuration, preferring the one that the model came from.
 
-    Raises InputError if none can; the message lists the options that the nearest family lacks.
+    Raises InputError if none can; the message lists the options that the nearest families lack, and what they have instead.
     """
     own = family_named(config.family or "qwen3")
     obstacles = {family: list(_obstacles(family, config)) for family in dict.fromkeys((own, *FAMILIES.values()))}
-    nearest, reasons = min(obstacles.items(), key=lambda item: len(item[1]))
-    if reasons:
-        lacks = ", no ".join(reasons)
-        raise InputError(f"model: no model family supports it; {nearest.name}, the nearest, has no {lacks}")
-    return nearest
+
+    def distance(family: ModelFamily) -> tuple[bool, bool, int]:
+        is_other_kind = bool(family.options.get("experts")) != bool(config.experts)
+        return bool(obstacles[family]), is_other_kind, len(obstacles[family])
+
+    ordered = sorted(obstacles, key=distance)
+    if obstacles[ordered[0]]:
+        lacks = "; ".join(f"{family.name} has no {', no '.join(obstacles[family])}" for family in ordered[:NEAREST])
+        raise InputError(f"model: no model family supports it. The nearest: {lacks}")
+    return ordered[0]
 
 
 def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
@@ -95,7 +101,7 @@ def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
     free, by_key = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules)), dict[str, str]()
     for option, standard in family_standard(family, config).items():
         if option not in free and getattr(config, option) != standard:
-            yield f"{option} = {getattr(config, option)}"
+            yield f"{option} = {getattr(config, option)} (only {standard})"
     for option, key in family.keys.items():
         first = by_key.setdefault(key, option)
         if getattr(config, option) != getattr(config, first):
@@ -248,7 +254,7 @@ def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
         elif kind == Activation:
             values[ours] = read_activation(settings, theirs)
         else:
-            values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
+            values[ours] = settings.integer(theirs, min_value=ours not in ("window", "token_types", "dense_layers"))
     if values["layers"] > MAX_LAYERS:  # limits the length of lists with an entry per layer
         raise settings.error(family.keys["layers"], f"exceeds the limit of {MAX_LAYERS} layers")
     return values

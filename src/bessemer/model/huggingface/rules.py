@@ -213,9 +213,21 @@ def mixture(key: str, alias: str, experts: int, coefficient: float) -> ConfigRul
 
     return ConfigRule(
         (key, alias, "router_aux_loss_coef", "output_router_logits"), read, write,
-        unless(lambda c: c.experts and not c.has_balance_bias, "experts = {0.experts} with balance = {0.balance!r}"),
+        lambda config: [
+            *["experts = 0 (only 1 or more)"] * (not config.experts),
+            *[f"balance = {config.balance} (only loss or none)"] * config.has_balance_bias,
+        ],
         free=("experts", "balance"),
     )  # fmt: skip
+
+
+BIASED_ROUTER = ConfigRule(  # a file always has the bias and shared experts
+    obstacles=lambda config: [
+        *[f"balance = {config.balance} (only bias or both)"] * (not config.has_balance_bias),
+        *["shared_experts = 0 (only 1 or more)"] * (not config.shared_experts),
+    ],
+    free=("balance",),
+)
 
 
 def _read_dense_layers(settings: ForeignConfig, values: Values) -> Values:
