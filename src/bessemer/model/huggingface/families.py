@@ -15,7 +15,7 @@ from pydantic import BaseModel, PlainValidator, TypeAdapter, ValidationError, cr
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.extensions import failure, is_own
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface import rope, rules
+from bessemer.model.huggingface import mixtures, rope, rules
 from bessemer.model.huggingface.rules import ConfigRule, Values
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.model import FamilyName
@@ -27,13 +27,13 @@ Rate = Literal["hidden", "attention", "classifier"]
 def _rule(value: Any) -> ConfigRule:
     """Return the ConfigRule that a value of `rules` stands for, after checking the signatures of its functions.
 
-    The value is a rule, the name of one in rules.py or rope.py, or (name, arguments...) of a function there that
+    The value is a rule, the name of one in rules.py, rope.py or mixtures.py, or (name, arguments...) of a function there that
     returns one.
     """
     try:
         if not isinstance(value, ConfigRule):
             name, *arguments = [value] if isinstance(value, str) else value
-            named: Any = getattr(rules, name, None) or getattr(rope, name, None)
+            named: Any = next((vars(module)[name] for module in (rules, rope, mixtures) if name in vars(module)), None)
             value = named if isinstance(named, ConfigRule) else named(*arguments)
         for method, count in (("read", 2), ("write", 1), ("obstacles", 1)):
             inspect.signature(getattr(value, method)).bind(*range(count))
@@ -59,8 +59,8 @@ class ModelFamily(ExtensionBase):
         keys: Maps an option to its key in config.json. Options with the same key have the same value.
         defaults: Maps an option to the value that transformers uses if config.json lacks its key, if that differs from
             `options`; None for a value that follows from others. The dimensions have no other default.
-        rules: What single keys do not express: a `ConfigRule`, the name of one in rules.py or rope.py, or a name with
-            arguments.
+        rules: What single keys do not express: a `ConfigRule`, the name of one in rules.py, rope.py or
+            mixtures.py, or a name with arguments.
         fixed: Keys without an option. Exports write the value, and imports reject any other.
         dropout: Maps a dropout key to the rate of [train.dropout] that it states.
         harmless: Keys that do not change the computation.
