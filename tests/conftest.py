@@ -8,9 +8,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +209,26 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
         yield served
+
+
+@pytest.fixture
+def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a web server of this machine, and the JSON objects posted to it."""
+    posts: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", posts
+        server.shutdown()
 
 
 @pytest.fixture(scope="session")

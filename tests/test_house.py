@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ FORBIDDEN = {
 }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the modules of the package that a file imports, at its top or inside its functions."""
     found: set[str] = set()
@@ -71,14 +73,14 @@ def test_every_package_has_a_level() -> None:
     assert there == set(HEIGHT)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_run_downward(path: Path) -> None:
-    here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    for module in imports(path):
-        there = room(module)
-        if there is not None and there != here:
-            assert HEIGHT[there] <= HEIGHT[here], f"{path.relative_to(SOURCE)} imports {module}, which stands above it"
-            assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
+def test_imports_run_downward() -> None:
+    for path in FILES:
+        here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for module in imports(path):
+            there = room(module)
+            if there is not None and there != here:
+                assert HEIGHT[there] <= HEIGHT[here], f"{path.relative_to(SOURCE)} imports {module} from above"
+                assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
 
 
 def test_files_have_no_import_cycles() -> None:
@@ -310,17 +312,3 @@ def test_no_test_module_imports_another() -> None:
             else:
                 continue
             assert not names.intersection(imported), f"{path.relative_to(tests)} imports {imported}"
-
-
-def test_module_names_of_tests_are_unique() -> None:
-    """pytest names a test module by its packages: two modules with the same name stop the collection."""
-    seen: dict[str, Path] = {}
-    tests = Path(__file__).parent
-    for path in sorted(tests.rglob("test_*.py")):
-        parts, folder = [path.stem], path.parent
-        while (folder / "__init__.py").exists():
-            parts.insert(0, folder.name)
-            folder = folder.parent
-        name = ".".join(parts)
-        assert name not in seen, f"{path.relative_to(tests)} and {seen[name].relative_to(tests)} are both {name}"
-        seen[name] = path

@@ -23,6 +23,7 @@ from bessemer.checkpoint.protocol import has_all_files, repair_latest
 from bessemer.checkpoint.retention import Retention
 from bessemer.common.errors import BessemerError
 from bessemer.run.directory import RunDirectory, checkpoint_steps
+from tests.kills import kill_at
 
 
 def tensors(value: float = 1.0) -> Tensors:
@@ -37,16 +38,6 @@ def folder(tmp_path: Path) -> Path:
     for step in (10, 20, 30):
         save(tmp_path / "checkpoints", step, tensors(float(step)), {"samples": step * 8}, keep=5)
     return tmp_path / "checkpoints"
-
-
-def test_saved_tensors_load_unchanged(folder: Path) -> None:
-    found = latest(folder)
-    assert found is not None
-    assert (found.step, found.facts) == (30, {"samples": 240})
-    assert torch.equal(found.tensors("model")["a"], torch.full((40, 10), 30.0))
-    assert (folder / "latest").read_text() == "step-00000030"
-    manifest = json.loads((found.folder / "manifest.json").read_text())
-    assert manifest["tensors"]["model"]["a"] == ["torch.float32", [40, 10]]
 
 
 def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
@@ -213,27 +204,18 @@ def in_fork(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def dies_before(module: Any, name: str, is_now: Callable[..., bool]) -> None:
-    """Kill this process before a call of `module.name` whose arguments satisfy `is_now`."""
-    honest = getattr(module, name)
+def killed_save(folder: Path, step: int, function: str, of: str) -> None:
+    """Save a step with keep=1 in a process that is killed before `os.FUNCTION` is called with a path or file named `of`."""
+    honest = getattr(os, function)
 
     def deadly(*arguments: Any, **options: Any) -> Any:
-        if is_now(*arguments):
+        names = [os.readlink(f"/proc/self/fd/{one}") if isinstance(one, int) else str(one) for one in arguments]
+        if any(name.endswith(of) for name in names):
             os.kill(os.getpid(), signal.SIGKILL)
         return honest(*arguments, **options)
 
-    setattr(module, name, deadly)
-
-
-def killed_save(folder: Path, step: int, function: str, of: str) -> None:
-    """Save a step with keep=1 in a process that is killed before `os.FUNCTION` is called with a path or file named `of`."""
-
-    def names_it(*arguments: Any) -> bool:
-        names = [os.readlink(f"/proc/self/fd/{one}") if isinstance(one, int) else str(one) for one in arguments]
-        return any(name.endswith(of) for name in names)
-
     def work() -> None:
-        dies_before(os, function, names_it)
+        setattr(os, function, deadly)
         save(folder, step, tensors(float(step)), {"samples": 1}, keep=1)
 
     assert in_fork(work) == -signal.SIGKILL
@@ -280,9 +262,7 @@ def test_a_kill_at_any_file_operation_leaves_an_intact_checkpoint(folder: Path) 
     place, done = folder.parent / "copy", folder.parent / "done"
 
     def work(operation: int) -> None:
-        calls = itertools.count(1)
-        for module, name in operations:
-            dies_before(module, name, lambda *_: next(calls) == operation)
+        calls = kill_at(operation, "before", operations)
         for step in (40, 40, 50):
             save(place, step, tensors(40.0), {"samples": 1}, keep=1)
         done.write_text(str(next(calls) - 1))

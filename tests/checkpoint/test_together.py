@@ -6,7 +6,6 @@ import shutil
 import signal
 import traceback
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from bessemer.distributed.mesh import ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
 from bessemer.run.directory import checkpoint_steps
 from tests.distributed.processes import run_on
+from tests.kills import kill_at
 from tests.ports import free_port
 
 PAIR = Parallel(replicate=2)
@@ -152,16 +152,6 @@ def test_a_folder_that_is_not_shared_is_reported(tmp_path: Path) -> None:
         assert said.startswith("rank 1: ") and "file system" in said
 
 
-def deadly(wanted: int, count: list[int], function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] == wanted:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-
-    return call
-
-
 def two_saves(folder: Path, mesh: ProcessMesh) -> None:
     for step in (30, 40):
         save(folder, step, state(step), {}, keep=2, mesh=mesh)
@@ -178,12 +168,9 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
                 os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
                 mesh = join(PAIR, torch.device("cpu"))
                 if rank == victim:
-                    count = [0]
-                    for module, name in (
-                        (os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (os, "unlink"), (os, "rmdir"),
-                        (os, "mkdir"), (shutil, "rmtree"), (protocol, "save_file"), (protocol, "scan"),
-                    ):  # fmt: skip
-                        setattr(module, name, deadly(operation, count, getattr(module, name)))
+                    named = ("rename", "replace", "fsync", "open", "unlink", "rmdir", "mkdir")
+                    others = (shutil, "rmtree"), (protocol, "save_file"), (protocol, "scan")
+                    kill_at(operation, "before", [*((os, name) for name in named), *others])
                 two_saves(folder, mesh)
                 leave()
                 code = 0

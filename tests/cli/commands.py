@@ -4,22 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from bessemer.cli import run_command
-from bessemer.run.files import read_json_lines
-from tests.newest import Result, training_result
+from tests.newest import Result, training_result, wait_for_step
 
 ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
 
 
-def bessemer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def bessemer(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300, **options)
+    variables = ENVIRONMENT | (environment or {})
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, timeout=400)
 
 
 def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
@@ -27,20 +23,10 @@ def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
 
 
-def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if any(row["step"] >= step for row in read_json_lines(runs / "small" / "metrics.jsonl")):
-            return
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.005)
-    pytest.fail(f"step {step} was not reached")
-
-
 def interrupted(recipe_file: Path, runs: Path, step: int, number: signal.Signals, *more: str) -> tuple[int, str]:
     """Start a training, send it a signal after a step, and return its exit code and messages."""
     process = start(recipe_file, runs, *more)
-    wait_for_step(runs, step, process)
+    wait_for_step(runs / "small", step, process)
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     return process.returncode, said

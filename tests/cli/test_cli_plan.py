@@ -50,6 +50,12 @@ LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
         "--params 1B --gpus 10000000xH100 --tokens 20B", "--model qwen3-30b-a3b --gpus 64xH100 --framework fsdp",
         "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
         *(f"--gpus 8xH100 {budget}" for budget in ("--days -5", "--money -5", "--params 7B --days 1e-9")),
+        *(f"--params 7B {given}" for given in (
+            "--gpus 0xH100", "--gpus eightxH100", "--gpus 64xH100,128xA100", "--gpus 8", "--gpus 8xH100 --price free",
+            "--gpus 8xH100 --price 0", "--gpus 8xH100 --tokens -5", "--gpus 8xH100 --tp 3", "--gpus 8xH100 --framework megatron",
+            "--gpus 8xH100 --set cluster.devices_per_node=0", "--gpus 8xA100 --precision fp8",
+        )),
+        "--model lama3-70b --gpus 8xH100", "--params 70B --gpus 2xH100",
         *(f"{LLAMA} {given}" for given in (
             "--zero 2 --set parallel.schedule=zbv", "--pp 1 --set parallel.schedule=interleaved", "--dp 64 --tp 8", "--tp 3",
             "--set parallel.replicate=64 --zero 3", "--zero 0", "--params 7B", "--price 2 --set cluster.price=5",
@@ -136,7 +142,7 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     assert with_chosen_layout(planned, RunDirectory(tmp_path / "none")) == chosen
 
 
-@pytest.mark.parametrize(("gpus", "params", "used"), [("7xH100", "1B", 7), ("1009xH100", "70B", 1008)])
+@pytest.mark.parametrize(("gpus", "params", "used"), [("7xH100", "1B", 7), ("1009xH100", "13B", 1008)])
 def test_unusual_numbers_of_devices_can_be_planned(
     gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

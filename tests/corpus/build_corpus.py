@@ -1,14 +1,12 @@
 """A build in a separate process with tiny partitions and buckets, which can kill itself at a file operation.
 
-    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool|slurm|copies]
+    python -m tests.corpus.build_corpus RECIPE RUN [MOMENT before|after] [pool|slurm|copies]
 
 MOMENT is the number of the file operation at which the process kills itself, before or after it.
 """
 
 import os
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 from bessemer.storage import path
-
-moments = 0
-
-
-def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[..., Any]:
-    def done(*given: Any, **named: Any) -> Any:
-        global moments
-        moments += 1
-        number = moments  # threads count too
-        if number == target and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = operation(*given, **named)
-        if number == target:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    return done
+from tests.kills import kill_at
 
 
 def small(pool: bool) -> None:
@@ -69,10 +51,10 @@ if __name__ == "__main__":
     if more and more[0] not in ("pool", "slurm"):
         import pyarrow.parquet as pq
 
-        for name in ("rename", "replace", "link", "fsync"):
-            setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
-        if "copies" in more:  # copies of files to a store, of which tasks make many
-            path.copy = counted(path.copy, int(more[0]), more[1])
-        pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
+        operations = [
+            *((os, name) for name in ("rename", "replace", "link", "fsync")),
+            (pq.ParquetWriter, "write_table"),
+        ]
+        # Copies of files to a store, of which tasks make many.
+        kill_at(int(more[0]), more[1], operations + [(path, "copy")] * ("copies" in more))
     pipeline.build(parse(Path(recipe).read_text(), "test"), RunDirectory(Path(run)))
-    print(moments)

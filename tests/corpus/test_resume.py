@@ -17,7 +17,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import partition, pipeline
+from bessemer.corpus import pipeline
 from bessemer.recipe import Recipe, dump
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import local
@@ -25,7 +25,7 @@ from bessemer.run_tasks import run as worker
 from bessemer.run_tasks.task import Task
 from tests.storage_folder import contents
 
-PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
+PROGRAM = "-m", "tests.corpus.build_corpus"
 
 
 def receipts(run: Path) -> dict[str, tuple[int, int]]:
@@ -64,7 +64,7 @@ def of(data: Path) -> Recipe:
 def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen[str]:
     file = tmp_path / "recipe.toml"
     file.write_text(dump(of))
-    return subprocess.Popen([sys.executable, PROGRAM, str(file), str(run), *more], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, *PROGRAM, str(file), str(run), *more], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_build_killed_at_many_moments_resumes_to_the_same_corpus(of: Recipe, tmp_path: Path, finely: None) -> None:
@@ -162,27 +162,3 @@ def test_a_task_that_kills_its_workers_is_named(
     with pytest.raises(BessemerError, match=r"corpus: partition 5: .*signal 9.*corpus\.workers"):
         pipeline.build(of.changed(corpus={"workers": 2}), run)
     assert not run.corpus.exists()
-
-
-def test_a_finished_step_is_not_repeated(of: Recipe, run: RunDirectory, finely: None, monkeypatch) -> None:
-    def stopped(*_: object) -> None:
-        raise BessemerError("stopped here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "assemble", stopped)
-        with pytest.raises(BessemerError, match="stopped here"):
-            pipeline.build(of, run)
-        before = receipts(run.path)
-        assert len(before) > 20
-        for module, name in ((pipeline, "plan"), (partition, "read")):
-            patched.setattr(module, name, lambda *_: pytest.fail("done again"))
-        patched.setattr("bessemer.corpus.global_steps.VerdictTask.make", lambda *_: pytest.fail("done again"))
-        patched.setattr("bessemer.corpus.dedup.keys.DocumentKeys.make", lambda *_: pytest.fail("done again"))
-        with pytest.raises(BessemerError, match="stopped here"):
-            pipeline.build(of, run)
-    assert receipts(run.path) == before
-    damaged = next(path for path in sorted(before) if "partitions" in path)
-    rows = Path(damaged).with_name("rows.parquet")
-    rows.write_bytes(rows.read_bytes()[:-100])
-    pipeline.build(of, run)
-    assert run.corpus.exists()

@@ -210,8 +210,7 @@ def test_killed_drivers_and_jobs_do_not_change_the_corpus(
     of, here, there = filled(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))
-    build_corpus = Path(__file__).with_name("build_corpus.py")
-    program = [sys.executable, str(build_corpus), str(tmp_path / "recipe.toml"), str(there.path)]
+    program = [sys.executable, "-m", "tests.corpus.build_corpus", str(tmp_path / "recipe.toml"), str(there.path)]
     draw, killed = random.Random(0), {"driver": 0, "job": 0}
     for _ in range(60):
         driver = subprocess.Popen([*program, "slurm"], stdout=subprocess.DEVNULL, start_new_session=True)

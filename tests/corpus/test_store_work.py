@@ -27,7 +27,7 @@ from bessemer.storage import path as store_path
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, on_disk, places, published, storage_of
 
-PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
+PROGRAM = "-m", "tests.corpus.build_corpus"
 LARGE = ("documents/", "rejected/")
 
 
@@ -118,7 +118,9 @@ def test_a_build_killed_at_many_moments_resumes_to_the_same_corpus(
     draw, kills = random.Random(1), 0
     while True:
         moment = [str(draw.randint(2, 60)), draw.choice(["before", "after"]), "copies"]  # 46 publishes it
-        process = subprocess.Popen([sys.executable, PROGRAM, str(file), str(run.path), *moment], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, *PROGRAM, str(file), str(run.path), *moment], stdout=subprocess.PIPE
+        )
         process.communicate(timeout=300)
         if process.returncode == 0:
             break

@@ -1,10 +1,7 @@
 """Goodput: manual examples, and runs that were killed and rolled back."""
 
 import json
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -192,25 +189,6 @@ def test_other_damage_of_a_journal_is_an_error(journal: Journal, damage: str) ->
     journal.path.write_text("\n".join(lines) + "\n")
     with pytest.raises(BessemerError, match=r"journal.jsonl: line [1345] .*--restart"):
         Journal.read(journal.path)
-
-
-@pytest.fixture
-def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    posts: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook", posts
-        server.shutdown()
 
 
 def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]]) -> None:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.cli.commands import bessemer
 from tests.newest import Result, training_result
+from tests.newest import wait_for_step as wait_for_step
 from tests.warm import fork_of
 
 RECIPE = """
@@ -40,11 +42,6 @@ every = 4
 [report]
 tensorboard = false
 """
-
-
-def bessemer(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | (environment or {})
-    return subprocess.run(command(*arguments), env=variables, capture_output=True, text=True, timeout=400)
 
 
 def command(*arguments: str) -> list[str]:
@@ -140,19 +137,6 @@ def result(recipe: Path, name: str) -> Result:
 
 def pid_of_rank(run: Path, rank: int) -> int:
     return int(json.loads((run / ".training" / f"rank-{rank}.json").read_text())["pid"])
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait until a run has logged a step; fail with the messages of `process` if it ends before."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended with {process.returncode} before step {step}: {process.communicate()[1]}")
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"no step {step}")
 
 
 def together(

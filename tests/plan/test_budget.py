@@ -36,9 +36,9 @@ def test_the_bisection_ends_at_the_last_value_within_the_budget(good: float, bad
     assert budget.bisect(good, bad, lambda value: False) is None
 
 
-@pytest.mark.parametrize("words", [("--flops", "6e21"), ("--days", "14")], ids=str)
+@pytest.mark.parametrize("words", [("--flops", "6e20"), ("--days", "14")], ids=str)
 def test_a_budget_proposes_a_model_and_its_tokens(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, *words, "--gpus", "8xH100")
+    found = planned(capsys, *words, "--gpus", "1xH100")
     assert found["tokens"] == pytest.approx(20 * found["parameters"], rel=0.06)  # shapes come in steps
     assert found["fits"] and found["budget"]["is_kept"] and 0.97 <= share(found) <= 1
     expected = {"--flops": found["total_flops"], "--days": found["expected"]["days"]}
@@ -54,15 +54,15 @@ def test_a_model_that_does_not_fit_is_replaced_by_a_smaller_one_with_more_tokens
 
 
 def test_a_budget_with_tokens_proposes_the_model_that_spends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--days", "14", "--gpus", "8xA100", "--tokens", "20B")
-    assert found["tokens"] == pytest.approx(20e9, rel=1e-3) and 0.95 <= share(found) <= 1
+    found = planned(capsys, "--days", "14", "--gpus", "1xA100", "--tokens", "6B")
+    assert found["tokens"] == pytest.approx(6e9, rel=1e-3) and 0.95 <= share(found) <= 1
 
 
 @pytest.mark.parametrize("of", ["params", "recipe"])
 def test_a_budget_of_a_model_pays_for_tokens(of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text("[model]\ndepth = 12\nvocabulary = 32000\n[train]\ntokens = 1_000_000_000\n")
-    model = ("--params", "7B") if of == "params" else (str(tmp_path / "mine.toml"),)
-    found = planned(capsys, *model, "--money", "2k", "--gpus", "8xH100")
+    model = ("--params", "1B") if of == "params" else (str(tmp_path / "mine.toml"),)
+    found = planned(capsys, *model, "--money", "2k", "--gpus", "2xH100")
     assert 0.98 <= share(found) <= 1 and found["tokens"] == found["steps"] * found["batch_tokens"]
 
 
@@ -237,24 +237,6 @@ def test_a_rounded_batch_is_whole_sequences(text: str, tokens: int) -> None:
         plan_request.from_options({"params": "1B", "gpus": "8xH100", "batch": text}).recipe.train.global_batch_tokens
         == tokens
     )
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"params": None}, {"gpus": None}, {"gpus": "8xH1O0"}, {"gpus": "0xH100"}, {"gpus": "eightxH100"},
-        {"gpus": "64xH100,128xA100"}, {"gpus": "8"}, {"price": "free"}, {"price": "0"}, {"tokens": "-5"},
-        {"params": None, "model": "lama3-70b"}, {"tp": "3"}, {"framework": "megatron"}, {"cluster.devices_per_node": "0"},
-        {"gpus": "8xA100", "precision": "fp8"}, {"params": "70B", "gpus": "2xH100"}, {"colour": "red"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_wrong_input_is_an_error(wrong: dict[str, str | None]) -> None:
-    asked = {"params": "7B", "gpus": "8xH100"} | wrong
-    with pytest.raises(InputError):
-        plan_result.make_plan(
-            goal(plan_request.from_options({name: value for name, value in asked.items() if value is not None}))
-        )
 
 
 def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:

@@ -72,22 +72,15 @@ def compared() -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: benchmark.summary([row for row in rows if row.set == name]) for name in names}, verdicts
 
 
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [
-        ("torchtitan", 0.05),
-        ("B200", 0.02),
-        ("BLOOM", 0.05),
-        ("nanotron", 0.1),
-        ("Zero Bubble table 4", 0.03),
-        ("Korthikanti figure 1", 0.005),
-        ("Korthikanti figure 7", 0.005),
-        ("ZeRO table 1", 0.005),
-        ("textbook, 70B", 0.0),
-    ],
-)
-def test_the_mean_error_of_a_set(compared: Any, name: str, most: float) -> None:
-    assert compared[0][name]["mean_absolute"] <= most, compared[0][name]
+MEMORY = {
+    "torchtitan": 0.05, "B200": 0.02, "BLOOM": 0.05, "nanotron": 0.1, "Zero Bubble table 4": 0.03, "Korthikanti figure 1": 0.005,
+    "Korthikanti figure 7": 0.005, "ZeRO table 1": 0.005, "textbook, 70B": 0.0,
+}  # fmt: skip
+
+
+def test_every_set_stays_within_its_error_of_memory(compared: Any) -> None:
+    found = {name: compared[0][name]["mean_absolute"] for name in MEMORY}
+    assert {name: size for name, size in found.items() if size > MEMORY[name]} == {}
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "B200"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,25 +24,6 @@ def all_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.fixture
-def inbox() -> Iterator[tuple[str, list[Any]]]:
-    posts: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/{SECRET}", posts
-        server.shutdown()
-
-
 def test_a_webhook_url_stays_in_the_environment(
     runs: Path, recipe_file: Path, inbox: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -56,7 +34,7 @@ def test_a_webhook_url_stays_in_the_environment(
         init=lambda **options: [logged.append(options)] and SimpleNamespace(
             define_metric=lambda *given, **named: None, log=lambda row: None, finish=lambda: None))  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
-    monkeypatch.setenv("ALERTS_URL", url)
+    monkeypatch.setenv("ALERTS_URL", f"{url}/{SECRET}")
     sets = [
         f"run.dir={runs}",
         "train.steps=4",

@@ -160,10 +160,10 @@ def test_a_build_killed_at_many_moments_resumes_in_a_storage(
     build.build(*one)
     file, run = tmp_path / "two.toml", two[1]
     file.write_text(dump(in_storage(*two, kind, tmp_path)))
-    draw, kills, program = random.Random(1), 0, str(Path(__file__).with_name("build_tokens.py"))
+    draw, kills, program = random.Random(1), 0, (sys.executable, "-m", "tests.tokens.build_tokens")
     while True:
         moment = [str(draw.randint(2, 90)), draw.choice(["before", "after"])]
-        process = subprocess.run([sys.executable, program, str(file), str(run.path), *moment], capture_output=True)
+        process = subprocess.run([*program, str(file), str(run.path), *moment], capture_output=True)
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL, process.stderr

@@ -15,6 +15,7 @@ from bessemer.corpus.filters.quality import decide
 from bessemer.recipe import Quality, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
+from tests.storage_folder import contents
 
 
 @pytest.fixture
@@ -30,15 +31,6 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     sources = ({"name": name, "format": "text", "paths": [str(data / name)]} for name in ("good", "raw"))
     quality = Quality(high=("good",), low=("raw",), hash_bits=12, use="filter", keep_share=0.5)
     return recipe(*sources).changed(corpus={"quality": quality})
-
-
-def published(run: RunDirectory) -> dict[str, Any]:
-    """Return every file of the corpus except its receipt."""
-    return {
-        str(path.relative_to(run.corpus)): path.read_bytes()
-        for path in run.corpus.rglob("*")
-        if path.is_file() and path.name != "stage.json"
-    }
 
 
 def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +57,7 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
     is_again = True
     pipeline.build(of, run)
     assert len(scored) == len(set(scored)) == 140
-    assert published(run) == published(whole)
+    assert contents(run.corpus) == contents(whole.corpus)
     rejected = json.loads((run.corpus / "statistics.json").read_text())["totals"]["rejected"]
     assert rejected["low_quality"] == 35
 
@@ -76,4 +68,4 @@ def test_workers_decide_like_one_process(of: Recipe, tmp_path: Path, monkeypatch
     pipeline.build(of, one)
     monkeypatch.setattr(worker, "SMALL_BYTES", 100_000)  # for work other than scoring
     pipeline.build(of.changed(corpus={"workers": 2}), two)
-    assert published(two) == published(one)
+    assert contents(two.corpus) == contents(one.corpus)
