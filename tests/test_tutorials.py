@@ -21,7 +21,7 @@ from tests.corpus.slurm_commands import install
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
-PLANNED = ("7b-512xh100", "encoder")
+PLANNED = ("7b-512xh100", "moe-30b-a3b", "encoder")
 """Examples whose plan needs neither text nor another model."""
 
 SMALL_STEPS = ("width = 256", "width = 32"), ("mlp_width = 512", "mlp_width = 64"), ("layers = 3", "layers = 2")
