@@ -257,7 +257,7 @@ def test_every_statistic_of_the_layers_becomes_a_figure(tmp_path: Path) -> None:
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = {figure["id"]: figure for figure in curves.curves(data.read(run))}
     activations, logits, updates = (found[name]["traces"] for name in ("activations", "logits", "updates"))
-    assert [trace["name"] for trace in activations] == [f"block {number}" for number in (1, 3, 5, 8, 10, 12)]
+    assert [trace["name"] for trace in activations] == [f"block {number}" for number in (0, 2, 4, 7, 9, 11)]
     assert [trace["y"][0] for trace in activations] == [1, 3, 5, 8, 10, 12]
     assert found["activations"]["note"] == "6 of 12 blocks."
     assert (logits[0]["x"], logits[0]["y"]) == ([50, 100], [56, 106])
@@ -266,4 +266,4 @@ def test_every_statistic_of_the_layers_becomes_a_figure(tmp_path: Path) -> None:
     }  # fmt: skip
     entropy = found["layers-router_entropy"]
     assert entropy["title"] == "Router entropy"
-    assert {trace["name"]: trace["y"] for trace in entropy["traces"]} == {"block 1": [0, 0], "block 2": [0.5, 0.5]}
+    assert {trace["name"]: trace["y"] for trace in entropy["traces"]} == {"block 0": [0, 0], "block 1": [0.5, 0.5]}

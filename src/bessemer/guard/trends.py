@@ -1,4 +1,4 @@
-"""Trends of a run that do not make a step wrong: growing activations, slow steps, waiting for data. They are only recorded.
+"""Trends of a run that do not make a step wrong: growing activations, slow steps, unused experts. They are only recorded.
 
 | kind | rule |
 |---|---|
@@ -6,31 +6,35 @@
 | activation | largest RMS of a block's output above 4 x the median of the last 16 measurements |
 | slow | median seconds of the last 64 steps above 2 x the lowest such median, twice in a row |
 | data_wait | the last 64 steps waited for data for more than a fifth of their time, twice in a row |
+| collapse | a block uses half of its experts or fewer, or one has 8 x the mean load, in 10 logged steps in a row |
 
 Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). The windows are not part of a
 checkpoint: times belong to this process, and earlier measurements are in metrics.jsonl.
+
+The number of experts that a block uses is the exponential of the entropy of their load: n if n experts share it evenly.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
+from bessemer.guard.incidents import ACTIVATION, ATTENTION, COLLAPSE, DATA_WAIT, SLOW, IncidentKind, record
 from bessemer.run.files import read_steps
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
 STEPS, SLOWER, WAIT_SHARE = 64, 2.0, 0.2
+CHECKS, USED_SHARE, LARGEST_LOAD = 10, 0.5, 8.0
 LIMITS = {"attention_logit_max": (ATTENTION, MIN_LOGIT), "activation_rms": (ACTIVATION, 0.0)}
 
 
 class Trends:
-    """The detector of slow trends: steps that became slow or wait for data, and layer statistics that grow."""
+    """The detector of slow trends: steps that became slow or wait for data, statistics that grow, and collapsed routers."""
 
     def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
         """Create the windows of measurements and fill them from the metrics of earlier steps.
@@ -44,14 +48,17 @@ class Trends:
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
         self._last: IncidentKind | None = None  # the trend of the last STEPS steps
+        self._collapsed = Counter[str]()  # the logged steps in a row for which the router of a block has been collapsed
         incidents = () if path is None else read_steps(path)
-        self._recorded_at = {str(row.get("what")): row["step"] for row in incidents}
+        self._recorded_at = {(str(row.get("what")), row.get("block")): row["step"] for row in incidents}
         self.rewind(rows)
 
     def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
         """Refill the windows of layer statistics from these rows of metrics.jsonl, as after a rollback."""
         self._measured.clear()
+        self._collapsed.clear()
         for row in rows:
+            self._collapses(row)
             for name in LIMITS if row.get("kind") == "inside" else ():
                 if by_block := _finite(row.get(name)):
                     self._measured[name].append(max(by_block.values()))
@@ -67,6 +74,28 @@ class Trends:
                 grown = f"is {value:.4g} in block {block}; the median of the {len(before)} before it is {median(before):.4g}"
                 self._record(step, kind, f"the largest {name.replace('_', ' ')} {grown}")
             before.append(value)
+
+    def add_load(self, step: int, row: Mapping[str, Any]) -> None:
+        """Add the load of experts in the line of a logged step, and record an incident for each router that has collapsed.
+
+        `row` may have none. A router that stays collapsed is recorded once.
+        """
+        for block, cause in self._collapses(row).items():
+            self._record(step, COLLAPSE, cause, block=block)
+
+    def _collapses(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Count the logged steps in a row of each collapsed router, and return why, for those that reach CHECKS, by block."""
+        causes = {}
+        for block, load in (row.get("expert_load") or {}).items():
+            experts, largest = len(bytes.fromhex(load)), 1 + row["max_violation"][block]
+            used = experts ** row["load_entropy"][block]
+            is_collapsed = used <= USED_SHARE * experts or largest > LARGEST_LOAD
+            self._collapsed[block] = is_collapsed * (self._collapsed[block] + 1)
+            if self._collapsed[block] == CHECKS:
+                causes[block] = (
+                    f"block {block} uses {used:.2g} of {experts} experts, and one has {largest:.2g} x the mean"
+                )
+        return causes
 
     def add_step(self, step: int, seconds: float, data_wait: float) -> None:
         """Add the duration of a step in seconds and the part of it spent waiting for data.
@@ -87,11 +116,12 @@ class Trends:
         waits = f"the last {STEPS} steps waited for data for {share:.0%} of their time"
         self._record(step, self._last, slow if self._last is SLOW else waits)
 
-    def _record(self, step: int, kind: IncidentKind, cause: str) -> None:
-        if self._path is None or step < self._recorded_at.get(kind.name, -kind.quiet_steps) + kind.quiet_steps:
+    def _record(self, step: int, kind: IncidentKind, cause: str, **more: Any) -> None:
+        key = kind.name, more.get("block")
+        if self._path is None or step < self._recorded_at.get(key, -kind.quiet_steps) + kind.quiet_steps:
             return
-        self._recorded_at[kind.name] = step
-        record(self._path, kind, step=step, cause=cause)
+        self._recorded_at[key] = step
+        record(self._path, kind, step=step, cause=cause, **more)
         warn(f"step {step}: {kind.name}: {cause} (see {self._path.name})")
 
 

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens, N = B x T, D width, E experts, K experts of a tok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -27,6 +28,7 @@ from bessemer.model.sublayers import Sublayer, mixture_facts
 from bessemer.recipe.model import Activation
 
 ALIGNMENT = 16  # bytes that torch's grouped matmul needs rows to be a multiple of
+DEAD, HOT = 0.1, 2.0  # multiples of the mean load below and above which an expert is dead or hot
 
 
 class MixtureOfExperts(nn.Module):
@@ -152,6 +154,32 @@ def set_load(model: nn.Module, load: Tensor) -> None:
     """Set each `step_load` to that of the global batch, given as `read_load` returns it."""
     for number, mixture in mixtures(model):
         mixture.step_load = load[number]
+
+
+def load_metrics(load: Tensor, first_block: int) -> dict[str, dict[str, Any]]:
+    """Return the load metrics of a step by their names in metrics.jsonl, each by the number of the block.
+
+    Args:
+        load: The load of the global batch on the host, as `read_load` returns it.
+        first_block: The number of the first block with experts.
+
+    Returns:
+        `max_violation` is the largest load over the mean, minus 1 (Wang et al. 2024, section 4.1). `load_entropy` is the entropy
+        of the load's distribution over that of an even load. `dead_experts` and `hot_experts` are numbers of experts below and
+        above DEAD and HOT times the mean. `expert_load` has two hex digits per expert, its load in sixteenths of the mean.
+    """
+    share_LE = load[:, :-1] / load[:, :-1].sum(dim=1, keepdim=True).clamp(min=1)
+    ratio_LE = share_LE * share_LE.shape[1]
+    columns: dict[str, list[Any]] = {
+        "max_violation": (ratio_LE.amax(dim=1) - 1).round(decimals=4).tolist(),
+        "load_entropy": (torch.special.entr(share_LE).sum(dim=1) / math.log(share_LE.shape[1]))
+        .round(decimals=4)
+        .tolist(),
+        "dead_experts": (ratio_LE < DEAD).sum(dim=1).tolist(),
+        "hot_experts": (ratio_LE > HOT).sum(dim=1).tolist(),
+        "expert_load": [bytes(row).hex() for row in (16 * ratio_LE).round().clamp(max=255).int().tolist()],
+    }
+    return {name: {str(first_block + n): value for n, value in enumerate(values)} for name, values in columns.items()}
 
 
 @torch.no_grad()

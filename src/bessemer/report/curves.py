@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bessemer.common.console import amount
-from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_text
+from bessemer.report import metrics, parts
+from bessemer.report.data import Column, RunData, as_number, as_object, as_text, number_or_0
 from bessemer.report.metrics import LAYER_METRICS, LOG, LOSS, METRICS, PERCENT, USUAL_UPDATE, Metric, baselines
 from bessemer.report.parts import Block, Figure
 
@@ -19,6 +19,7 @@ DEFAULT_WINDOW = 1  # index in WINDOWS
 POINTS = 2000  # maximum number of points in a curve
 SMOOTH_SHARE = 0.3  # share of POINTS for a smoothed curve, which has no spikes to keep
 LISTED_INCIDENTS = 200
+HEAT_COLUMNS = 240  # maximum number of columns of a heat map over the steps
 
 
 def curves(data: RunData, points: int = POINTS) -> list[Figure]:
@@ -27,18 +28,22 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
         *(_tasks(data, score) for score in task_scores(data)),
         *(metric_figure(metric, {metric.name: data}) for metric in METRICS),
+        _largest_loads(data), _last_loads(data), _unbalanced_experts(data),
         *(_layers(data, key) for key in dict.fromkeys((*LAYER_METRICS, *data.inside.groups))),
     ]  # fmt: skip
     return [thin_figure(figure, points) for figure in figures if figure is not None]
 
 
 def thin_figure(figure: Figure, points: int) -> Figure:
-    """Return a figure whose curves have at most `points` points each.
+    """Return a figure whose curves have at most `points` points each. Heat maps stay as they are.
 
     A trace with the key `smoothed` is replaced by one trace per position of the page's smoothing control.
     """
     traces = []
     for trace in figure["traces"]:
+        if "z" in trace:
+            traces.append(trace)
+            continue
         x, y = trace["x"], trace["y"]
         shown = [thin(x, y, points)]
         if trace.pop("smoothed", False):
@@ -196,6 +201,55 @@ def _tasks(data: RunData, score: str) -> Figure | None:
     return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", parts.words(score), traces)
 
 
+def _largest_loads(data: RunData) -> Figure | None:
+    """Return the heat map of the largest load of an expert by step and block, in multiples of the mean load."""
+    by_block = data.train.groups.get("max_violation", {})
+    values_LS = 1.0 + np.array(list(by_block.values()))
+    logged = np.flatnonzero(np.isfinite(values_LS).all(axis=0)) if by_block else ()
+    if not len(logged):
+        return None
+    bins = np.array_split(logged, min(HEAT_COLUMNS, len(logged)))
+    largest_LS = np.stack([values_LS[:, columns].max(axis=1) for columns in bins], axis=1)
+    steps = np.array([data.train.step[columns[-1]] for columns in bins])
+    shown = parts.heat_map(steps, list(by_block), largest_LS, "step %{x:,.0f}", low=1.0)
+    note = "In multiples of the mean."
+    return step_figure(
+        "experts-largest",
+        "Largest load of an expert",
+        "block",
+        [shown],
+        parts.whole(by_block),
+        note,
+        hovermode="closest",
+    )
+
+
+def _last_loads(data: RunData) -> Figure | None:
+    """Return the heat map of the load of each expert by block in the last logged step, in multiples of the mean load."""
+    line = as_object(data.last_lines, "train")
+    by_block = {block: parts.hex_values(as_text(load)) for block, load in as_object(line, "expert_load").items()}
+    if len({len(load) for load in by_block.values()}) != 1:
+        return None
+    loads_LE = np.stack(list(by_block.values())) / 16
+    experts = np.arange(loads_LE.shape[1])
+    return parts.figure(
+        "experts-load", "Load of each expert", [parts.heat_map(experts, list(by_block), loads_LE, "expert %{x}")],
+        parts.axis("expert", **parts.whole(experts)), parts.axis("block", **parts.whole(by_block)), hovermode="closest",
+        note=f"Step {number_or_0(line, 'step'):,.0f}; the mean is 1.",
+    )  # fmt: skip
+
+
+def _unbalanced_experts(data: RunData) -> Figure | None:
+    """Return the figure of the numbers of dead and hot experts over the training, summed over the blocks."""
+    kinds = (("dead", "below a tenth of the mean load", "source-1"), ("hot", "above twice the mean load", "accent"))
+    traces = [
+        curve(f"{kind}: {meaning}", data.train.step, np.sum(list(by_block.values()), axis=0), ink, ".0f", width=1.5)
+        for kind, meaning, ink in kinds
+        if (by_block := data.train.groups.get(f"{kind}_experts"))
+    ]
+    return step_figure("experts-unbalanced", "Dead and hot experts", "experts, all blocks", traces, metrics.FROM_ZERO)
+
+
 def _layers(data: RunData, key: str) -> Figure | None:
     """Return the figure of a statistic that is logged per block or per weight matrix; None if it was not logged.
 
@@ -210,7 +264,7 @@ def _layers(data: RunData, key: str) -> Figure | None:
         shown = {"in any block": np.where(np.isfinite(values), values, -np.inf).max(axis=0)}
     elif blocks := sorted((name for name in by_name if name.isdecimal()), key=int):
         some = [blocks[round(index)] for index in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
-        shown = {f"block {int(block) + 1}": by_name[block] for block in some}
+        shown = {f"block {block}": by_name[block] for block in some}
         note = f"{len(some)} of {len(blocks)} blocks." if len(some) < len(blocks) else ""
     traces = [
         curve(name, data.inside.step, np.where(values > 0, values, np.nan) if metric.axis else values, hover=metric.hover,
@@ -231,8 +285,8 @@ def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
 
 
 def step_figure(
-    name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = ""
-) -> Figure | None:
+    name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = "", **layout: Any,
+) -> Figure | None:  # fmt: skip
     """Return a figure with training steps on the horizontal axis; None if its traces have no points.
 
     Args:
@@ -242,13 +296,14 @@ def step_figure(
         traces: Curves, each with steps as `x`.
         yaxis: Plotly settings of the vertical axis.
         note: Text below the figure.
+        layout: Other plotly layout keys.
     """
     ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
     # Markers at the ends would widen the axis, and figures below one another would not line up.
     x = parts.axis("step", hoverformat=",.0f", autorangeoptions={"clipmin": min(ends), "clipmax": max(ends)})
-    return parts.figure(name, title, traces, x, parts.axis(unit, **(yaxis or {})), group="steps", note=note)
+    return parts.figure(name, title, traces, x, parts.axis(unit, **(yaxis or {})), group="steps", note=note, **layout)
 
 
 def curve(

@@ -129,7 +129,7 @@ class RunData:
         peak_memory: Peak bytes of the process with the highest peak since the last start that logged any.
         forks: Training lines that each rollback undid.
         times: Summary of the sessions of the run with their stops and restarts.
-        samples: Lines of generated text. `last_lines` has the last line of each remaining kind.
+        samples: Lines of generated text. `last_lines` has the last line of each kind.
         last_time: ISO time of the last line.
         notes: Problems found in the files, as sentences for the reader.
     """
@@ -398,12 +398,11 @@ class _MetricsLog:
             self._peaks.append(0.0)
         memory = number_or_0(row, {"train": "memory_bytes", "memory": "measured"}.get(kind, ""))
         self._peaks[-1] = max(self._peaks[-1], memory)
+        self.last_lines[kind] = row
         if kind in self.columns:
             self.columns[kind].add(row)
         elif kind == "sample":
             self.samples.append(row)
-        else:
-            self.last_lines[kind] = row
 
 
 def _forks(path: Path) -> list[Curves]:

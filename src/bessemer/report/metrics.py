@@ -79,6 +79,7 @@ SCORES = (
 )  # fmt: skip
 METRICS = (
     Metric("objective", "Loss of the objective", "its own, of a target", "objective_loss", ".3f"),
+    Metric("balance", "Balance loss of the experts", "nats per token", "auxiliary_loss", ".4f", "balance loss", FROM_ZERO),
     Metric("rate", "Learning rate", "learning rate", "learning_rate", ".3e", "learning rate", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", ".3f", "gradient norm", FROM_ZERO,
            level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import RunData
+from bessemer.report.data import Column, RunData
 
 Block = dict[str, Any]
 Figure = dict[str, Any]
@@ -79,6 +79,37 @@ def trace(
 
 def bars(name: str, x: Sequence[Any], y: Iterable[float], ink: str, hover: str, **more: Any) -> Block:
     return {"type": "bar", "name": name, "x": list(x), "y": short(y), "ink": ink, "hovertemplate": hover, **more}
+
+
+def heat_map(x: Iterable[float], y: Sequence[str], z: Column, place: str, low: float = 0.0) -> Block:
+    """Return a heat map as a plotly trace, of values of which 1 is the usual one.
+
+    Args:
+        x: Horizontal positions.
+        y: Whole numbers at which the rows are.
+        z: The values, (y, x).
+        place: Plotly template of the horizontal position in the hover label.
+        low: The smallest value with a colour. Values below 1 are blue, and values above it orange.
+    """
+    high = max(2.0, float(np.percentile(z, 98)))  # single larger values would make all others look equal
+    inks = [(0.0, "source-1"), ((1.0 - low) / (high - low), "panel"), (1.0, "accent")][low >= 1.0 :]
+    return {
+        "type": "heatmap", "x": short(x), "y": [int(one) for one in y], "z": np.round(z, 2).tolist(), "zmin": low, "zmax": high,
+        "inks": inks, "hovertemplate": f"{place}<br>block %{{y}}<br>%{{z:.2f}} times the mean<extra></extra>",
+    }  # fmt: skip
+
+
+def whole(numbers: Iterable[Any]) -> Block:
+    """Return the plotly settings of an axis of whole numbers: a tick at each multiple of a power of two, at most 12."""
+    return {"dtick": 1 << (-(-len(list(numbers)) // 12) - 1).bit_length()}
+
+
+def hex_values(text: str) -> Column:
+    """Return the numbers from 0 to 255 that a text has as two hex digits each; none if it is damaged."""
+    try:
+        return np.frombuffer(bytes.fromhex(text), dtype=np.uint8).astype(np.float64)
+    except ValueError:
+        return np.empty(0)
 
 
 def vertical(x: float, dash: str = "dot") -> Block:

@@ -25,13 +25,20 @@
   const plain = (text) => text && text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
   function traces(figure) {
-    return figure.traces.map(({ ink: name, levels, fillink, ...trace }) => {
+    return figure.traces.map(({ ink: name, inks, levels, fillink, ...trace }) => {
+      if (inks) return { ...trace, colorscale: inks.map(([at, one]) => [at, ink(one)]), colorbar: colorBar() };
       const color = ink(name);
       const shown = { ...trace, name: plain(trace.name), ...(levels ? levels[Math.min(level, levels.length - 1)] : {}), marker: { ...trace.marker, color } };
       if (fillink) shown.fillcolor = ink(fillink);
       return trace.type === "bar" ? shown : { ...shown, line: { simplify: false, ...trace.line, color } };
     });
   }
+
+  // A heat map's colours are where other figures have their legend, so that the plots line up.
+  const colorBar = () => ({
+    orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", thickness: 8, len: 0.45, xpad: 0, ypad: 0, outlinewidth: 0, nticks: 5,
+    ticklabelposition: "outside top", tickfont: { size: 11, color: ink("soft") },
+  });
 
   function axisStyle(of) {
     return {
@@ -55,6 +62,7 @@
   function layout(figure) {
     const { xaxis, yaxis, ...more } = figure.layout;
     const legend = figure.traces.length > 1;
+    const top = legend || figure.traces[0]?.inks;
     const unit = ownAxes(figure.group) ? {} : { unifiedhovertitle: { text: `${figure.group === "tokens" ? "tokens" : "step"} %{x}` } };
     return {
       ...more,
@@ -62,7 +70,7 @@
       uirevision: axis, // a zoom lasts while colours or smoothing change
       paper_bgcolor: ink("paper"), plot_bgcolor: ink("paper"),
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("soft") },
-      margin: { l: 76, r: 10, t: legend ? 34 : 10, b: 44 },
+      margin: { l: 76, r: 10, t: top ? 34 : 10, b: 44 },
       xaxis: { nticks: 8, ...axisStyle({ ...xaxis, ...scale(figure), ...unit }), showgrid: false, showline: true, spikethickness: 1, spikedash: "solid", spikecolor: ink("rule") },
       yaxis: { nticks: 7, ...axisStyle(yaxis) },
       showlegend: legend,

@@ -18,6 +18,7 @@ from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
+from bessemer.model.mixture_of_experts import load_metrics
 from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.uses import make
 from bessemer.run.directory import RunDirectory
@@ -206,6 +207,7 @@ def _log_and_validate(
     state = step.state
     if state.step % training.recipe.train.log_every == 0 or state.step == training.steps:
         line = _train_line(training, step)
+        training.trends.add_load(state.step, line)
         training.log.write("train", state.step, **line)
         callbacks.call("step", state.step, line)
     return _validate(training, state, stop, callbacks) if training.validates(state.step) else None
@@ -222,8 +224,10 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     }
     if not training.recipe.train.objective_rule.is_built_in:
         numbers["objective_loss"] = stats.objective_loss
-    if training.trainer.model.config.experts:
-        numbers["auxiliary_loss"] = stats.objective_loss - stats.loss
+    if (config := training.trainer.model.config).experts:
+        load = device.read(stats.load)
+        numbers["auxiliary_loss"] = float(load[:, -1].sum()) / max(sum(stats.targets), 1)
+        numbers |= load_metrics(load, config.dense_layers)
     if training.recipe.tokens.gate:
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:

@@ -45,6 +45,7 @@ class StepStats:
         grad_norm: The global gradient norm before clipping.
         nats: The sum of the cross-entropy by source.
         targets: The number of targets by source.
+        load: The load of experts in the global batch as `mixture_of_experts.read_load` returns it, still on the device.
         accuracy: The accuracy of a classifier.
         scale: The loss scale of the next step.
         overflow: True if the loss scale was too large, so that the step is dropped.
@@ -56,6 +57,7 @@ class StepStats:
     grad_norm: float
     nats: list[float]
     targets: list[int]
+    load: Tensor
     accuracy: float | None = None
     scale: LossScale = field(default_factory=LossScale)
     overflow: bool = False
@@ -76,6 +78,7 @@ class DeviceStats:
         gated: As in StepStats.
         scale: The fields of the LossScale of the next step, (3,).
         overflow: As in StepStats.
+        load: As in StepStats.
     """
 
     loss: Tensor
@@ -87,6 +90,7 @@ class DeviceStats:
     gated: Tensor
     scale: Tensor
     overflow: Tensor
+    load: Tensor
 
     def skip_flag(self, limits: SpikeLimits | None = None) -> Tensor:
         """Return 1 if the update must not reach the weights, else 0, as a float32 scalar.
@@ -100,18 +104,18 @@ class DeviceStats:
 
     @property
     def row(self) -> Tensor:
-        """All statistics as one float64 vector for `host_stats`, (10 + 2 sources,)."""
+        """All statistics except the load as one float64 vector for `host_stats`, (10 + 2 sources,)."""
         scalars = self.loss, self.objective_loss, self.grad_norm, self.gated, self.overflow
         parts = *scalars, self.scored, self.scale, self.nats, self.targets
         return torch.cat([part.double().view(-1) for part in parts])
 
 
-def host_stats(row: list[float]) -> StepStats:
-    """Return the statistics in a `DeviceStats.row` that was copied to the host."""
+def host_stats(row: list[float], load: Tensor) -> StepStats:
+    """Return the statistics in a `DeviceStats.row` that was copied to the host, with the load on the device."""
     (loss, objective, norm, gated, overflow, correct, num_scored, value, good, skipped), by_source = row[:10], row[10:]
     num_sources = len(by_source) // 2
     return StepStats(
-        loss, objective, norm, by_source[:num_sources], [int(count) for count in by_source[num_sources:]],
+        loss, objective, norm, by_source[:num_sources], [int(count) for count in by_source[num_sources:]], load,
         correct / num_scored if num_scored else None, LossScale(value, int(good), int(skipped)), bool(overflow), int(gated),
     )  # fmt: skip
 
@@ -183,7 +187,7 @@ class Trainer:
         overflow = torch.zeros_like(loss)
         if self.device.precision.scaled:
             scale, overflow = next_scale(scale, loss, norm)
-        return DeviceStats(loss, objective, norm, sums[4:], targets, sums[2:4], gated, scale, overflow)
+        return DeviceStats(loss, objective, norm, sums[4:], targets, sums[2:4], gated, scale, overflow, load)
 
     def _counts(self, batch: Batch) -> Tensor:
         """Count the targets of the global batch by source, and last those that the gate removed, (sources + 1,). Collective."""
@@ -265,7 +269,7 @@ class Trainer:
         All ranks must call it.
         """
         rows = self.device.read(torch.stack([one.row for one in stats])).tolist()
-        return [host_stats(row) for row in self.mesh.broadcast(rows)]
+        return [host_stats(row, one.load) for row, one in zip(self.mesh.broadcast(rows), stats, strict=True)]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the moving average of its weights, if the recipe has one."""
