@@ -53,13 +53,13 @@ def test_rows_reach_their_experts_and_return() -> None:
 
 
 def trained(trainer: Trainer, mesh: ProcessMesh, steps: range) -> list[float]:
-    """Train the given steps, and return the loss, the auxiliary loss and the gradient norm of each."""
+    """Train the given steps, and return the loss, the auxiliary loss, the gradient norm and the load of each."""
     numbers = list[float]()
     for step, batch in zip(steps, batches(STEPS)[steps.start : steps.stop], strict=True):
         results = trainer.forward_backward(part(batch, mesh))
         trainer.update(step, results.grad_norm)
         [stats] = trainer.read([results])
-        numbers += [stats.loss, stats.objective_loss, stats.grad_norm]
+        numbers += [stats.loss, stats.objective_loss, stats.grad_norm, *stats.load.flatten().tolist()]
     return numbers
 
 

@@ -236,6 +236,27 @@ def test_growth_inside_the_model_is_reported_with_its_block(
     assert "in block 1" in capsys.readouterr().err
 
 
+def test_a_router_that_collapses_is_reported_at_its_onset_and_again_only_much_later(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.jsonl"
+    trends, rows = Trends(path), []
+
+    def few(step: int) -> bool:
+        return 20 <= step < 40 or 45 <= step < 60 or step >= 1100
+
+    for step in range(1, 1200):
+        entropy = {"2": 0.6 if few(step) else 0.9, "3": 1.0}  # 8^0.6 = 3.5 of 8 experts
+        largest = {"2": 1.0, "3": 8.0 if step >= 1005 else 0.5}
+        rows.append({"kind": "train", "step": step, "load_entropy": entropy, "max_violation": largest,
+                     "expert_load": {"2": "10" * 8, "3": "10" * 8}})  # fmt: skip
+        if step in (30, 1010):  # resumed: the count of logged steps continues
+            trends = Trends(path, rows[:-1])
+        trends.add_load(step, rows[-1])
+        trends.add_load(step, {"loss": 1.0})
+    assert [(row["step"], row["what"], row["block"]) for row in read_json_lines(path)] == [
+        (29, "collapse", "2"), (1014, "collapse", "3"), (1109, "collapse", "2"),
+    ]  # fmt: skip
+
+
 def test_slower_steps_are_reported_and_slow_validations_are_not(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)

@@ -1,5 +1,6 @@
 """The mixture of experts: a dense evaluation, the balance of the load, recomputation, and equal steps however the batch is cut."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import family_of
-from bessemer.model.mixture_of_experts import MixtureOfExperts, mixtures, start_step, update_biases
+from bessemer.model.mixture_of_experts import (
+    MixtureOfExperts,
+    load_metrics,
+    mixtures,
+    read_load,
+    start_step,
+    update_biases,
+)
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import parse
 from bessemer.train import device as devices
@@ -98,6 +106,29 @@ def test_the_auxiliary_loss_balances_and_has_the_stated_gradient() -> None:
     torch.testing.assert_close(mixture.step_load, torch.cat([chosen.sum((0, 1)), auxiliary.detach()[None]]))
     (wanted,) = torch.autograd.grad(2.0 * auxiliary, [mixture.router.weight])
     torch.testing.assert_close(mixture.router.weight.grad, wanted)
+
+
+def test_the_metrics_of_the_load_equal_those_of_the_routers_choices() -> None:
+    model = stirred(config(layers=2, **SIZES, dense_layers=1)).double()
+    (_, mixture), *_ = mixtures(model)
+    with torch.no_grad():
+        mixture.router.weight.mul_(torch.tensor([9.0, 1.0, 1.0, 1.0, 1.0, 0.0])[:, None])
+    start_step(model, torch.tensor(1.0))
+    x = torch.randn(2, 40, 32, dtype=torch.float64)
+    for rows in x.split(1):  # micro-batches
+        mixture(rows.requires_grad_()).sum().backward()
+    choices = (x @ mixture.router.weight.T).topk(3).indices.flatten().tolist()
+    loads = [choices.count(expert) / len(choices) for expert in range(6)]
+    found = load_metrics(read_load(model, torch.device("cpu")), 1)
+    entropy = -sum(share * math.log(share) for share in loads if share) / math.log(6)
+    assert found["max_violation"]["1"] == pytest.approx(6 * max(loads) - 1, abs=5e-5)
+    assert found["load_entropy"]["1"] == pytest.approx(entropy, abs=5e-5)
+    assert found["dead_experts"] == {"1": sum(6 * share < 0.1 for share in loads)}
+    assert found["hot_experts"] == {"1": sum(6 * share > 2 for share in loads)}
+    assert list(bytes.fromhex(found["expert_load"]["1"])) == [round(16 * 6 * share) for share in loads]
+    extreme = load_metrics(torch.tensor([[400.0] + [0.0] * 40, [0.0] * 41], dtype=torch.float64), 0)
+    assert extreme["expert_load"]["0"] == "ff" + "00" * 39 and extreme["load_entropy"] == {"0": 0.0, "1": 0.0}
+    assert (extreme["dead_experts"], extreme["hot_experts"]) == ({"0": 39, "1": 40}, {"0": 1, "1": 0})
 
 
 def test_the_bias_moves_towards_the_mean_load() -> None:

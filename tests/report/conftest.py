@@ -304,7 +304,7 @@ def valid_plotly(figure: dict[str, Any]) -> None:
     """Check that Plotly accepts every name in a figure."""
     plotly = pytest.importorskip("plotly.graph_objects")
     traces = [{**trace, **trace.get("levels", [{}])[-1]} for trace in figure["traces"]]
-    traces = [{key: value for key, value in trace.items() if key not in ("ink", "levels")} for trace in traces]
+    traces = [{key: value for key, value in trace.items() if key not in ("ink", "inks", "levels")} for trace in traces]
     plotly.Figure({"data": traces, "layout": figure["layout"]})
 
 

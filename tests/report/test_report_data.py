@@ -9,6 +9,7 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.report import comparison, curves, data, page, summary
 from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
 from tests.report.conftest import MakeRun, valid_plotly
 
 
@@ -238,6 +239,29 @@ def test_a_long_run_makes_a_small_page() -> None:
     columns = {**dict.fromkeys(names, values), "tokens": steps}
     long = data.RunData("long", train=data.Curves(steps, columns, {"loss_by_source": {"a": values, "b": values}}))
     assert len(json.dumps(curves.curves(long))) < 1_000_000
+
+
+def test_the_load_of_experts_is_drawn_for_a_mixture_only(make_run: MakeRun) -> None:
+    """The heat map over the steps keeps the largest value of each column."""
+    run = make_run()
+    ids = {figure["id"] for figure in curves.curves(data.read(run))}
+    assert not any(name.startswith("experts") for name in ids) and "balance" not in ids
+    rows = read_json_lines(run.metrics)
+    for row in rows:
+        if row["kind"] == "train":
+            row["max_violation"] = {"1": 7.0 if row["step"] == 601 else 0.5, "2": 0.25}
+            row |= {"dead_experts": {"1": 1, "2": 2}, "hot_experts": {"1": 0, "2": 3}, "auxiliary_loss": 0.01}
+            row["expert_load"] = {"1": "00102030", "2": "10101010"}
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {figure["id"]: figure for figure in curves.curves(data.read(run))}
+    assert json.loads(json.dumps(list(found.values()), allow_nan=False)) and "balance" in found
+    largest, loads = (found[f"experts-{name}"]["traces"][0] for name in ("largest", "load"))
+    assert (largest["y"], len(largest["x"]), largest["x"][-1]) == ([1, 2], 240, 1200)
+    assert sorted(largest["z"][0])[-2:] == [1.5, 8.0] and set(largest["z"][1]) == {1.25}
+    assert (loads["x"], loads["y"], loads["z"]) == ([0, 1, 2, 3], [1, 2], [[0, 1, 2, 3], [1, 1, 1, 1]])
+    assert [trace["y"][-1] for trace in found["experts-unbalanced"]["traces"]] == [3, 3]
+    for figure in found.values():
+        valid_plotly(figure)
 
 
 def test_every_statistic_of_the_layers_becomes_a_figure(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from bessemer.checkpoint import save
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
+from bessemer.model.mixture_of_experts import MixtureOfExperts
 from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load, load_resolved
@@ -37,6 +38,8 @@ from bessemer.workflow.session import Session
 from tests.train.faulty_runs import record_batches
 
 RAMP = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=14", "train.micro_batch=2")
+MIXTURE = ("model.experts=8", "model.experts_per_token=2", "model.balance=none", "model.layers=3", "model.dense_layers=1",
+           "train.log_every=1", "report.tensorboard=false")  # fmt: skip
 SIZES = [4] * 7 + [6] * 7 + [8] * 10  # 4 + 4 step / 14 sequences, rounded down to micro-batches of 2
 
 
@@ -48,6 +51,33 @@ def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
 
 def steps_of(folder: Path) -> list[dict[str, object]]:
     return [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("is_biased", [True, False])
+def test_a_collapsed_router_is_one_incident_per_block_also_of_a_resumed_run(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, is_biased: bool
+) -> None:
+    """The first logged step that raises the alarm is trained again after the resume."""
+    scores = MixtureOfExperts._scores
+
+    def biased(mixture: MixtureOfExperts, x_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_NE, scores_NE = scores(mixture, x_ND)
+        return logits_NE, scores_NE + (torch.arange(8) < 3)
+
+    if is_biased:
+        monkeypatch.setattr(MixtureOfExperts, "_scores", biased)
+    folder = train(recipe_file, runs, *MIXTURE)
+    if is_biased:
+        loads = [(row["expert_load"], row["auxiliary_loss"]) for row in steps_of(folder)]
+        for step in (16, 24):  # as if killed after step 8
+            shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+        train(recipe_file, runs, *MIXTURE)
+        assert [(row["expert_load"], row["auxiliary_loss"]) for row in steps_of(folder)] == loads
+    incidents = RunDirectory(folder).incidents
+    rows = read_json_lines(incidents) if incidents.exists() else []
+    found = [(row["step"], row["block"]) for row in rows if row["what"] == "collapse"]
+    assert found == [(10, "1"), (10, "2")] * is_biased
+    assert all(row["dead_experts"] == {"1": 5, "2": 5} for row in steps_of(folder)) == is_biased
 
 
 @pytest.mark.parametrize(

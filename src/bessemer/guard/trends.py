@@ -92,9 +92,7 @@ class Trends:
             is_collapsed = used <= USED_SHARE * experts or largest > LARGEST_LOAD
             self._collapsed[block] = is_collapsed * (self._collapsed[block] + 1)
             if self._collapsed[block] == CHECKS:
-                causes[block] = (
-                    f"block {block} uses {used:.2g} of {experts} experts, and one has {largest:.2g} x the mean"
-                )
+                causes[block] = f"block {block} uses {used:.2g} of {experts} experts, one with {largest:.2g} x the mean"
         return causes
 
     def add_step(self, step: int, seconds: float, data_wait: float) -> None:
