@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bessemer.common.errors import InputError
-from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
-from bessemer.model.huggingface.config import family_of
+from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.mixture_of_experts import (
     MixtureOfExperts,
     load_metrics,
@@ -152,7 +151,6 @@ def losses(**train: Any) -> tuple[list[float], list[float], dict[str, Tensor]]:
         "train.precision": '"fp64"', "train.optimizer.learning_rate": 0.02, **train,
     }  # fmt: skip
     recipe = resolve(parse(text, "x", [f"{key}={value}" for key, value in values.items()]), 64)
-    from bessemer.model.huggingface.config import model_config
     from bessemer.model.transformer import build_model
 
     trainer = Trainer(recipe, build_model(model_config(recipe, 64), 0), devices.choose(recipe.train), 0, 1)
@@ -214,10 +212,19 @@ def test_a_family_that_cannot_express_the_router_is_an_error(changes: dict[str, 
         family_of(config(**SIZES, **changes))
 
 
-def test_a_mixture_by_depth_has_the_active_parameters_of_the_dense_model() -> None:
+@pytest.mark.parametrize(
+    ("keys", "sizes"),
+    [(["experts=16", "experts_per_token=4"], (16, 4, 352)), (["experts=1"], (1, 1, 1408)),
+     (["family=qwen3_moe"], (128, 8, 192)), (["experts=16", "shared_experts=2"], (16, 2, 352))],
+)  # fmt: skip
+def test_a_mixture_by_depth_is_trained_like_the_dense_model(keys: list[str], sizes: tuple[int, int, int]) -> None:
+    """It has as many active parameters, so that tokens, batch and learning rate are those of the dense model."""
     sparse, plain = (
-        resolve(parse("[run]\nname = 'x'\n", "x", ["model.depth=8", *more]), 512).model
-        for more in (["model.experts=16", "model.experts_per_token=4"], [])
+        resolve(parse("[run]\nname = 'x'\n", "x", [f"model.{key}" for key in ("depth=8", *more)]), 512)
+        for more in (keys, [])
     )
-    assert 4 * (sparse.expert_width or 0) == pytest.approx(plain.mlp_width, rel=0.1)
-    assert isinstance(ModelConfig.experts_per_token, int)
+    config = model_config(sparse, 512)
+    assert (config.experts, config.experts_per_token, config.expert_width) == sizes
+    assert config.active_parameters == pytest.approx(model_config(plain, 512).active_parameters, rel=0.1)
+    assert sparse.train.steps == pytest.approx(plain.train.steps, rel=0.1)
+    assert sparse.train.global_batch_tokens == plain.train.global_batch_tokens

@@ -6,6 +6,8 @@ The sources of the rules:
 - Width: 64 x depth. The aspect ratio of 64 is in the flat valley that Kaplan et al. (2020, section 3.1, figure 5) measured
   for width / depth between 30 and 150.
 - Heads: 64 elements each up to a width of 1024, 128 above (the head sizes of Llama and Qwen3).
+- Experts: together as wide for a token as the MLP of a dense model of this depth, so all rules below give the same values,
+  with N the parameters that a token uses. None of them was fitted to mixtures of experts.
 - Learning rate: 0.3118 C^-0.1250, with C the FLOPs of the run (Bi et al. 2024, DeepSeek LLM, section 3.1). Weights that
   were trained before use a tenth of it (recipe/load.py).
 - Batch: 0.2920 C^0.3271 tokens (same source), limited to the critical batch (Kaplan et al. 2020, section 5.1; it limits
@@ -68,12 +70,12 @@ def resolve(
     limit = None  # maximum number of training tokens
     if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
         limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
-    horizon = train.tokens or min(scaling_rules.TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
+    horizon = train.tokens or min(scaling_rules.TOKENS_PER_PARAMETER * config.active_parameters, limit or sys.maxsize)
     if train.steps is not None and train.global_batch_tokens is not None:
         horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
     layout = recipe.parallel
-    advised = scaling_rules.advised_batch(flops, config.parameters, horizon)
+    advised = scaling_rules.advised_batch(flops, config.active_parameters, horizon)
     batch = train.global_batch_tokens or _batch(advised, length, micro_batch_tokens, layout, train.micro_batch)
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
@@ -176,21 +178,23 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
     heads = model.heads or max(width // head_dim, 1)
-    hidden = model.mlp_width or default_mlp_width(width, family_named(model.family).options.get("gated", True))
+    options = family_named(model.family).options | model.model_dump(exclude_none=True)
+    hidden = model.mlp_width or default_mlp_width(width, options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
     sizes |= {"head_dim": head_dim, "mlp_width": hidden}
-    if model.experts:
-        sizes["expert_width"] = model.expert_width or expert_width(model, hidden)
+    if experts := options.get("experts"):
+        active = min(options.get("experts_per_token", ModelConfig.experts_per_token), experts)
+        each = model.expert_width or expert_width(hidden, active + options.get("shared_experts", 0))
+        sizes |= {"experts_per_token": active, "expert_width": each}
     return as_resolved(model.changed(**sizes), ResolvedModel)
 
 
-def expert_width(model: Model, hidden: int) -> int:
-    """Return the default hidden width of an expert: `hidden` divided by the number of experts that each token uses.
+def expert_width(hidden: int, active: int) -> int:
+    """Return the default hidden width of an expert if a token uses `active` of them, shared experts included.
 
-    `hidden` is the width of an MLP without experts. Shared experts count too. The result is rounded to a multiple of 32
-    for the hardware's tiles.
+    They have together the width `hidden` of an MLP without experts, so a token uses as many parameters. The result is
+    rounded to a multiple of 32 for the hardware's tiles.
     """
-    active = (model.experts_per_token or ModelConfig.experts_per_token) + (model.shared_experts or 0)
     return max(round(hidden / active / EXPERT_UNIT), 1) * EXPERT_UNIT
 
 
@@ -221,7 +225,7 @@ def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     kind = recipe.train.optimizer.rule.rate
     if not recipe.is_continued or recipe.train.is_frozen:
         return float(f"{kind * scaling_rules.learning_rate(flops):.4g}")
-    whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
+    whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.active_parameters)
     return float(f"{kind * CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")
 
 

@@ -61,10 +61,10 @@ def make_plan(
         "parameters_by_part": parameters_by_part(config),
         "flops_per_token": per_token,
         "total_flops": per_token * tokens,
-        "six_nd_flops": training_flops(config.parameters, tokens),
+        "six_nd_flops": training_flops(config.active_parameters, tokens),
         "steps": train.steps,
         "tokens": tokens,
-        "tokens_per_parameter": tokens / config.parameters,
+        "tokens_per_parameter": tokens / config.active_parameters,
         "memory_bytes": held,
         "memory_bytes_per_device": held,
         "peak_flops": peak,
@@ -82,7 +82,7 @@ def make_plan(
         "bubble": bubble(recipe.parallel, layout["micro_batches"]),
         "validation_seconds": in_steps * validation_share,
         "layout": layout,
-        "chinchilla": compare(config.parameters, tokens) if recipe.is_pretraining else None,
+        "chinchilla": compare(config.active_parameters, tokens) if recipe.is_pretraining else None,
     }
 
 
