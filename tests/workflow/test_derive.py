@@ -127,6 +127,18 @@ def test_an_extended_run_keeps_its_derived_values(here: Path, capsys: pytest.Cap
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 
 
+@pytest.mark.parametrize("schedule", ["wsd", "linear"])
+def test_another_limit_on_epochs_extends_the_run_or_is_refused(here: Path, schedule: str) -> None:
+    limit = "train.max_epochs="
+    command = ["run", "text", "--set", "model.depth=1", "--set", "tokens.sequence_length=128"]
+    command += ["--set", f"train.schedule.kind={schedule}", "--set", "export.hf=false", "--set"]
+    run = RunDirectory(here / "runs" / "text")
+    assert run_command([*command, f"{limit}0.02"]) == 0
+    steps = load(run.recipe).train.steps or 0
+    assert run_command([*command, f"{limit}0.04"]) == (0 if schedule == "wsd" else 2)
+    assert load(run.recipe).train.steps == pytest.approx(2 * steps if schedule == "wsd" else steps, abs=1)
+
+
 def test_a_restarted_run_keeps_its_derived_values(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Corpus and tokens are kept, and so are the values they were made with."""
     command = ["train", "text", "--set", "model.depth=1", "--set", "train.steps=2", "--set", "evaluate.sample_tokens=4"]

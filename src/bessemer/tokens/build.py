@@ -117,7 +117,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         require_usable(recipe, manifest)
         add_packs(TokenStore(staged, manifest), recipe)
         if recipe.chat_parts and (cut := manifest["packing"]["documents_cut"]):
-            warn(f"tokens.sequence_length: {counted(cut, 'conversation')} are longer and will be cut; raise it")
+            warn(f"tokens.sequence_length: {counted(cut, 'longer conversation')} will be cut; raise it")
         if wanted not in (None, TokenStore(staged, manifest).digest):
             raise BessemerError(
                 f"{run.tokens}: the tokens made from {corpus} and the recipe differ from those that the checkpoints were "

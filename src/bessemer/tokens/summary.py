@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     if recipe.tokens.packing != "concatenate" and not is_packed_as(store, recipe):
         return {}
     epochs = open_loader(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps))
-    for name, turns in epochs.items() if recipe.train.max_epochs is None else ():
-        if turns > REPEATS_WORTH_A_WARNING:
+    expected = max(REPEATS_WORTH_A_WARNING, math.ceil(recipe.train.max_epochs or 0))
+    for name, turns in epochs.items():
+        if turns > expected:
             warn(
                 f"source {name!r} will be read {turns:.1f} times, and repeats help little after {REPEATS_WORTH_A_WARNING} times "
                 "(Muennighoff et al. 2023); lower its weight, set max_epochs, add text, or train for fewer steps"

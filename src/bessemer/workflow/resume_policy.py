@@ -73,10 +73,11 @@ def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
     """Return the requested recipe with the values of the stored one for the keys that the requested one leaves out.
 
     Exceptions are keys that may change between sessions and have a fixed default, which they return to, and digests of user
-    code. If the requested recipe sets the training length, the stored one is not used.
+    code. If the requested recipe sets the training length or another limit on it, the stored length is not used.
     """
     train = requested.train
-    unset = (*CODES, *HORIZON) if train.has_horizon else CODES
+    has_limit = "max_epochs" in train.model_fields_set and train.max_epochs != stored.train.max_epochs
+    unset = (*CODES, *HORIZON) if train.has_horizon or has_limit else CODES
     sequences = stored.train.global_batch_tokens // stored.tokens.sequence_length
     # Keep the micro-batch if it fits, because another one changes the rounding.
     if not requested.parallel.runs_batch(sequences, stored.train.micro_batch):
