@@ -133,9 +133,8 @@ def with_model(text: str, model: str) -> str:
     return f"{text[:begin]}[model]\n{model}\n\n{text[end:]}"
 
 
-IS_WARM = sys.platform.startswith("linux") and not os.environ.get(
-    "COLD_PYTHON"
-)  # has what it takes to fork (tests/warm.py)
+# Has what it takes to fork (tests/warm.py).
+IS_WARM = sys.platform.startswith("linux") and not os.environ.get("COLD_PYTHON")
 _SERVER = pytest.StashKey[Warm]()
 
 

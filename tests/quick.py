@@ -1,6 +1,7 @@
 """Short measurements of the machine, so that tests do not depend on its speed, and work that forks need not repeat."""
 
 import importlib.metadata
+import os
 import sys
 from functools import cache
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ def measure_little() -> None:
 
     derive.PROBE_SECONDS = runs.PROBE_SECONDS = experiments.RUNG_SECONDS = 0.0
     measure.TIMED_STEPS, measure.WARMUP_STEPS = 2, 1
+    os.fsync = lambda file: None  # no test cuts the power
     precision.cpu_flags = frozenset  # no matrix units: train.precision auto is fp32
     device.CPU_MATMUL_EDGES, device.MATMUL_SECONDS = (256,), 0.0
     # Each training lists the installed packages and reads their entry points several times, which takes half a second.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from pymdownx.slugs import slugify
 
@@ -16,6 +17,10 @@ import reference
 
 ROOT = Path(__file__).parents[2]
 MADE = re.compile(r"^<!-- made by the site: (\w+) -->$", re.MULTILINE)
+
+FROM_OTHER_HOSTS = re.compile(
+    r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//|<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(?:https?:)?//'
+)
 
 
 def on_config(config: Any) -> Any:
@@ -36,3 +41,10 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Return the page with generated parts filled in and links changed to pages of the site."""
     return links.prepared(MADE.sub(lambda marker: reference.MADE[marker[1]](), markdown), page.file.src_uri)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> None:
+    """Fail the build if the page loads anything from other hosts or has a mark of a generated part left."""
+    for found in FROM_OTHER_HOSTS, re.compile("made by the site"):
+        if match := found.search(output):
+            raise PluginError(f"{page.file.src_uri}: {match[0]}")

@@ -100,7 +100,7 @@ def test_a_model_without_gradients_fails_to_overfit(small: tuple[Recipe, TokenSt
     assert trial_rows.overfits(frozen, batch).status == "FAIL"
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_only_a_rate_that_is_scaled_by_its_rule_holds_at_every_width(
     kind: str, small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,18 @@ def test_evaluate_scores_the_checkpoint_of_a_step(copy: Path, capsys: pytest.Cap
     assert not (copy / "evaluation-step-24.json").exists(), "it is the newest"
 
 
+def test_evaluate_averages_checkpoints(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    three = said(capsys, "evaluate", copy, "--average", 3)
+    assert three["averaged_checkpoints"] == 3 and three["step"] == 24
+    assert not (copy / "evaluation.json").exists(), "the run's own scores are others"
+    one = said(capsys, "evaluate", copy)
+    assert one["averaged_checkpoints"] == 1 and one["loss"] != three["loss"]
+    for name, found in (("evaluation.json", one), ("evaluation-average-3.json", three)):
+        assert read_json(copy / name)["loss"] == found["loss"]
+    for number in (9, 0):
+        assert run_command(["evaluate", str(copy), "--average", str(number)]) == 2
+
+
 def test_export_generate_and_chat_use_the_chosen_checkpoint(
     copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

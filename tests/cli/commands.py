@@ -9,18 +9,16 @@ from pathlib import Path
 from bessemer.cli import run_command
 from tests.newest import Result, training_result, wait_for_step
 
-ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
-
 
 def bessemer(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
-    variables = ENVIRONMENT | (environment or {})
+    variables = os.environ | (environment or {})
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, timeout=400)
 
 
 def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}", *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
 def interrupted(recipe_file: Path, runs: Path, step: int, number: signal.Signals, *more: str) -> tuple[int, str]:

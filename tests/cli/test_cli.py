@@ -25,7 +25,7 @@ from bessemer.common import log_file
 from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
-from tests.cli.commands import ENVIRONMENT, bessemer, command, interrupted, resumed, start, wait_for_step
+from tests.cli.commands import bessemer, command, interrupted, resumed, start, wait_for_step
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
 from tests.train.faulty_runs import change_steps
@@ -159,13 +159,11 @@ def test_a_compiled_training_resumes_bit_for_bit(runs: Path, recipe_file: Path, 
 @pytest.mark.fault(26)
 def test_kills_and_a_stop_do_not_change_the_result(whole: Path, runs: Path, recipe_file: Path) -> None:
     """Kills before and after the first checkpoint, and a signal that finishes its step, saves and exits with 75."""
-    signals = ((3, signal.SIGKILL), (9, signal.SIGKILL), (14, signal.SIGTERM))
+    log, signals = runs / "small" / "time.jsonl", ((3, signal.SIGKILL), (9, signal.SIGKILL), (14, signal.SIGTERM))
     for session, (step, number) in enumerate(signals, 1):
         process = start(recipe_file, runs)
         # The step may come from the previous session, which ran for a moment after it was seen.
-        while (taken := summarize_sessions(read_sessions(runs / "small" / "time.jsonl"))) is None or taken[
-            "sessions"
-        ] < session:
+        while (taken := summarize_sessions(read_sessions(log))) is None or taken["sessions"] < session:
             assert process.poll() is None
             time.sleep(0.005)
         wait_for_step(runs / "small", step, process)
@@ -176,9 +174,8 @@ def test_kills_and_a_stop_do_not_change_the_result(whole: Path, runs: Path, reci
     newest = (runs / "small" / "checkpoints" / "latest").read_text()
     assert newest == f"step-{max(rows):08}", "no finished step is lost"
     assert resumed(recipe_file, runs) == training_result(whole / "small")
-    taken = summarize_sessions(
-        read_sessions(runs / "small" / "time.jsonl")
-    )  # includes sessions killed in their first seconds
+    # Includes sessions killed in their first seconds.
+    taken = summarize_sessions(read_sessions(log))
     assert taken is not None and taken["sessions"] == 4 and taken["stopped_by"] is None
     assert [restart["stopped_by"] for restart in taken["restarts"]] == [None, None, "SIGTERM"]
     assert all(restart["stopped"] < restart["time"] for restart in taken["restarts"])
@@ -189,7 +186,7 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
     (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
     run = [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")]
     for seconds in (0.6, 1.4, 2.1):
-        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=300)
@@ -271,7 +268,7 @@ def test_a_training_survives_closed_output_streams(streams: str, whole: Path, ru
     """Test `2>&1 | head -1`, and a daemon that has closed the streams: no file gets the number of a closed stream."""
     train = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}"]
     command = [sys.executable, "-c", LASTING, streams, *train]
-    done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
+    done = subprocess.run(command, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert training_result(runs / "small") == training_result(whole / "small")
     for line in (runs / "small" / "metrics.jsonl").read_text().splitlines():
@@ -469,7 +466,7 @@ def test_a_closed_output_pipe_is_no_failure(whole: Path) -> None:
     command = (
         f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 --json | head -1; exit ${{PIPESTATUS[0]}}"
     )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

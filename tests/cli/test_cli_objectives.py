@@ -109,19 +109,6 @@ def test_generating_from_a_classifier_or_encoder_is_an_error_with_advice(
     assert "a classifier" in capsys.readouterr().err
 
 
-@pytest.mark.long
-def test_a_decoder_can_be_trained_as_a_classifier(place: Path, tmp_path: Path) -> None:
-    """Train it from scratch on its last token, and export it."""
-    text = changed(
-        recipe_text(place), *LABELLED, ("[train]\n", '[train]\nobjective = "classify"\n'), ('"small"', '"decoder"')
-    )
-    (place / "decoder.toml").write_text(text + '\n[train.classify]\npooling = "last"\n')
-    done = bessemer("run", place / "decoder.toml", "--set", f"run.dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    exported = json.loads((tmp_path / "decoder" / "export" / "bessemer.json").read_text())
-    assert exported["architecture"] == "Qwen3ForSequenceClassification"
-
-
 @pytest.mark.parametrize(
     ("recipe", "overrides", "key"),
     [
@@ -205,23 +192,6 @@ def test_the_loss_of_conversations_covers_the_answers_only(tmp_path: Path, capsy
                 nats, count = nats - float(logits_V.log_softmax(-1)[target]), count + 1
     assert json.loads((run / "evaluation.json").read_text())["loss"] == pytest.approx(nats / count, abs=2e-5)
     assert "<|im_end|>" in tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
-
-
-@pytest.mark.long
-def test_the_loss_of_conversations_does_not_depend_on_the_layout(tmp_path: Path) -> None:
-    """Compare layouts whose micro-batches and ranks have different numbers of trained tokens."""
-    for name, micro_batch, more in (("one", 8, []), ("small", 1, []), ("two", 2, ["--set", "parallel.replicate=2"])):
-        done = bessemer("train", written(tmp_path, name, micro_batch), *more)
-        if name == "one" or done.returncode:  # the stages before training
-            for stage in ("corpus", "tokens", "train"):
-                done = bessemer(stage, tmp_path / f"{name}.toml", *more)
-        assert done.returncode == 0, done.stderr
-    assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-
-
-def test_bessemer_check_passes_for_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("check", written(tmp_path, "checked", 8)) == 0, capsys.readouterr().out
 
 
 def test_conversations_rejected_by_the_template_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,9 +173,8 @@ def test_a_device_without_bf16_is_planned_in_fp16_and_reported(
     path = tmp_path / "mine.toml"
     path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
     of_recipe = planned(capsys, str(path))
-    assert (
-        of_recipe["precision"] == "fp32" and "fp32 is planned" in of_recipe["notes"][0]
-    )  # as a run with this recipe trains
+    # As a run with this recipe trains.
+    assert of_recipe["precision"] == "fp32" and "fp32 is planned" in of_recipe["notes"][0]
 
 
 def test_the_plan_of_palm_on_two_pods_matches_its_published_mfu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,7 @@ def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
     assert validations == [0, 3, 6]
 
 
+@pytest.mark.long
 def test_ranks_stopped_in_their_last_step_stop_together(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
     """One of two ranks gets the signal: both stop, and the resumed training ends like an uninterrupted one."""
     sets = [*SETS, f"run.dir={runs}", "parallel.shard=2"]

@@ -126,6 +126,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
     assert contents(there.corpus) == contents(here.corpus)
 
 
+@pytest.mark.long
 def test_a_failure_on_a_worker_is_raised_unchanged(of: Recipe, address: str, run: RunDirectory) -> None:
     list(run_on_ray([], on_ray(of, address).corpus))
     task = partition.Partition(run.path, "partition 5", 0, 0, "s", ())

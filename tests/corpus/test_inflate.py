@@ -16,7 +16,7 @@ from bessemer.corpus.readers.inflate import FEED_BYTES, Damaged, InflatedFile, b
 PACK = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
-    "xz": lzma.compress,
+    "xz": partial(lzma.compress, preset=1),
     "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 GARBAGE = b"garbage" * 9

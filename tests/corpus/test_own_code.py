@@ -19,6 +19,7 @@ from bessemer.common import extensions
 from bessemer.corpus.statistics import funnel_lines
 from bessemer.report import page as report
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
 from tests.storage_folder import contents
 
 FILES = page_files("how-to/own-filter.md") | page_files("how-to/own-reader.md")
@@ -75,8 +76,8 @@ def arguments(engine: str) -> list[str]:
     return ["corpus", "my.toml", *(word for key in keys for word in ("--set", key))]
 
 
-def test_counts_are_by_the_name_of_each_class_and_corpora_are_equal_in_every_engine(
-    finely: None, built: dict[str, bytes], cluster: Path
+def test_counts_are_by_the_name_of_each_class_and_workers_build_the_same_corpus(
+    finely: None, built: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = RunDirectory(Path("runs/t")).corpus
     documents, rejected = (pq.read_table(corpus / kind).to_pylist() for kind in ("documents", "rejected"))
@@ -102,9 +103,15 @@ def test_counts_are_by_the_name_of_each_class_and_corpora_are_equal_in_every_eng
     assert meanings["long_words.share"].startswith("Reject documents with too many long words")
     assert any("host_limit" in line and "too many" in line for line in funnel_lines(statistics))
     assert "long words" in report.write(RunDirectory(Path("runs/t"))).read_text()
-    for engine in ("local", "slurm"):
-        assert run_command(arguments(engine)) == 0
-        assert contents(Path(f"{engine}-runs", "t", "corpus")) == built
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    assert run_command(arguments("local")) == 0
+    assert contents(Path("local-runs", "t", "corpus")) == built
+
+
+@pytest.mark.long
+def test_the_corpus_is_equal_on_slurm(finely: None, built: dict[str, bytes], cluster: Path) -> None:
+    assert run_command(arguments("slurm")) == 0
+    assert contents(Path("slurm-runs", "t", "corpus")) == built
     assert "sbatch" in (cluster / "calls").read_text()
 
 

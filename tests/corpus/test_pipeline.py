@@ -146,8 +146,8 @@ def test_columns_and_order_of_documents(data: Path, run: RunDirectory, build) ->
 
 def test_two_builds_are_byte_for_byte_equal(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "PARTITION_BYTES", (2000, 2000))
-    fill(data, 60)
-    for number in range(20):
+    fill(data, 30)
+    for number in range(10):
         (data / f"copy-{number}.txt").write_text(prose(number).upper())
         (data / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
     of = recipe(source(data), dedup="bands = 14\nrows = 8\nlines = true")

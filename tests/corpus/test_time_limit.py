@@ -56,7 +56,7 @@ def test_a_slow_page_is_rejected_and_the_others_kept(
         {"name": "s", "format": "html", "paths": [str(data)]},
         {"name": "w", "format": "mediawiki", "paths": [str(data)]},
     )
-    plan = plan.model_copy(update={"corpus": plan.corpus.model_copy(update={"document_seconds": 3.0})})
+    plan = plan.model_copy(update={"corpus": plan.corpus.model_copy(update={"document_seconds": 2.0})})
     documents, rejected, statistics = build(plan)
     assert sorted(row["path"] for row in rejected) == ["data/07.html", "data/wiki.xml"]
     assert {row["reason"] for row in rejected} == {"too_slow"}

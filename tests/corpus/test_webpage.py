@@ -93,7 +93,7 @@ PATHOLOGICAL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+@pytest.mark.parametrize("engine", ["resiliparse", pytest.param("trafilatura", marks=pytest.mark.long)])
 def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     """Run in a separate process: a crash of the parser would end the tests."""
     pytest.importorskip(engine)

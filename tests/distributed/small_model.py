@@ -23,13 +23,8 @@ TEXT = "[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n"
 
 
 def recipe_of(precision: str, **train: Any) -> ResolvedRecipe:
-    settings = {
-        "steps": 4,
-        "global_batch_tokens": SEQUENCES * LENGTH,
-        "micro_batch": 1,
-        "precision": precision,
-        **train,
-    }
+    batch = {"global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 1}
+    settings = {"steps": 4, "precision": precision, **batch, **train}
     given = parse(TEXT, "test")
     optimizer = given.train.optimizer.model_copy(
         update={"learning_rate": 1e-2, "betas": (0.9, 0.95), **settings.pop("optimizer", {})}

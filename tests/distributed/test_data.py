@@ -66,22 +66,17 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
             Parallel(shard=2, zero=3),
             Parallel(shard=2, offload=True),
             Parallel(replicate=2, shard=2),
-            Parallel(),
             Parallel(tensor=2),
             Parallel(context=2),
             Parallel(pipeline=2),
-            Parallel(shard=2, tensor=2),
-            Parallel(shard=2, tensor=2, pipeline=2),
             Parallel(shard=2, pipeline=2, zero=2),
-            Parallel(shard=2, pipeline=2, zero=3),
             Parallel(replicate=2, shard=2, pipeline=2, zero=3),
         ],
         Parallel(replicate=2),
         Parallel(shard=2),
     ),
     ids=[
-        "ddp2", "zero2", "zero3", "offload", "hsdp", "group of one", "tp2", "cp2", "pp2", "fsdp2 tp2", "2x2x2", "pp2 zero2",
-        "pp2 zero3", "pp2 hsdp",
+        "ddp2", "zero2", "zero3", "offload", "hsdp", "tp2", "cp2", "pp2", "pp2 zero2", "pp2 hsdp",
     ],
 )  # fmt: skip
 def test_data_parallel_layouts_train_like_one_process(layout: Parallel) -> None:

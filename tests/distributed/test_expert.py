@@ -96,23 +96,31 @@ def halves(layouts: list[Parallel], train: dict[str, Any], folder: str) -> list[
     return found
 
 
+OF_TWO = [Parallel(shard=2, expert=2), Parallel(tensor=2, expert=2), Parallel(shard=2, zero=1)]
+OF_FOUR = [
+    Parallel(shard=2, tensor=2, expert=2), Parallel(replicate=2, context=2, expert=4), Parallel(shard=4, zero=1),
+    Parallel(pipeline=2, shard=2, expert=2),
+]  # fmt: skip
+MUON = {"optimizer": {"kind": "muon"}, "recompute": "selective"}
+
+
 @pytest.mark.parametrize(
-    "train", [{"recompute": "selective"}, pytest.param({"optimizer": {"kind": "muon"}}, marks=pytest.mark.long)]
+    ("layouts", "train"),
+    [(OF_TWO, {"recompute": "selective"}), pytest.param(OF_FOUR, MUON, marks=pytest.mark.long)],
+    ids=["two", "four"],
 )
-def test_layouts_train_like_one_process_and_continue_each_other(train: dict[str, Any], tmp_path: Path) -> None:
-    layouts = [
-        Parallel(shard=2, tensor=2, expert=2), Parallel(replicate=2, context=2, expert=4), Parallel(shard=4, zero=1),
-        Parallel(pipeline=2, shard=2, expert=2),
-    ]  # fmt: skip
+def test_layouts_train_like_one_process_and_continue_each_other(
+    layouts: list[Parallel], train: dict[str, Any], tmp_path: Path
+) -> None:
     config = config_of().with_changes(**MIXTURE)
     single = trainer_on(SINGLE_PROCESS, recipe_of("fp64", **train | {"recompute": "none"}), config)
     wanted = trained(single, SINGLE_PROCESS, range(STEPS))
     assert wanted[1] > wanted[0]
-    for of_rank in run_on(4, halves, layouts, train, str(tmp_path)):
+    for of_rank in run_on(layouts[0].world, halves, layouts, train, str(tmp_path)):
         for numbers, _ in of_rank:
             assert numbers == pytest.approx(wanted, abs=1e-10)
         # The first layout is one process. In the pipeline the stages hold one and two blocks, of which the first has no experts.
-        assert [size for _, size in of_rank[1:4]] == [of_rank[0][1] // 4] * 3
+        assert [size for _, size in of_rank[1:4]] == [of_rank[0][1] // layouts[0].world] * 3
 
 
 @pytest.mark.parametrize(

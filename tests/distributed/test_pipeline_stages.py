@@ -71,9 +71,8 @@ def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor
     targets_BT = torch.randint(1, config.vocabulary, (rows, LENGTH), generator=draw)
     share_B1 = torch.arange(rows)[:, None] / rows if task == "masked" else torch.full((rows, 1), 0.9)
     targets_BT[torch.rand(rows, LENGTH, generator=draw) >= share_B1] = -1
-    starts_BT = (
-        torch.rand(rows, LENGTH, generator=draw) < 0.25
-    )  # documents other than those separated by end-of-text tokens
+    # Documents other than those separated by end-of-text tokens.
+    starts_BT = torch.rand(rows, LENGTH, generator=draw) < 0.25
     starts_BT[:, 0] = True
     return inputs_BT, targets_BT, starts_BT if task == "causal" else None
 

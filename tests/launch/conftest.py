@@ -34,4 +34,4 @@ def replicas(made: Path) -> str:
 
 @pytest.fixture(scope="session")
 def shards(made: Path) -> str:
-    return trained(made, "two-shards", "parallel.shard=2", "train.steps=40")
+    return trained(made, "two-shards", "parallel.shard=2", "train.steps=24")

@@ -189,9 +189,8 @@ def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             wanted = model.logits(torch.tensor([ids]))[0].numpy()
         found = np.asarray(llama.scores[: len(ids)])
-        assert np.abs(found - wanted).max() < 2e-3 * max(
-            1.0, float(np.abs(wanted).max())
-        )  # its attention rounds keys to f16
+        # Its attention rounds keys to f16.
+        assert np.abs(found - wanted).max() < 2e-3 * max(1.0, float(np.abs(wanted).max()))
 
 
 def test_every_architecture_is_tested() -> None:

@@ -27,11 +27,5 @@ def job_of(
 ) -> Job:  # fmt: skip
     """Return a job of `batch` sequences on the devices of the layout, in nodes as in the catalogue."""
     cluster = ClusterSpec.of(devices.find(device), layout.world)
-    return Job(
-        model,
-        layout,
-        cluster,
-        batch,
-        precision,
-        frameworks.find(framework) if isinstance(framework, str) else framework,
-    )
+    profile = frameworks.find(framework) if isinstance(framework, str) else framework
+    return Job(model, layout, cluster, batch, precision, profile)

@@ -160,9 +160,12 @@ def test_published_steps_are_inside_their_intervals(benchmark: ModuleType) -> No
 
 
 def test_planned_steps_are_close_to_published_ones(benchmark: ModuleType) -> None:
-    table = benchmark.summary(benchmark.bridge())
-    assert table["n"] == 15 and table["mean_absolute"] < 0.14
-    assert abs(benchmark.deepseek().error) < 0.08
+    steps, deepseek = benchmark.bridge(), benchmark.deepseek()
+    table = benchmark.summary(steps)
+    assert table["n"] == 15 and table["mean_absolute"] < 0.14 and abs(deepseek.error) < 0.08
+    committed = {row["name"]: row["error"] for row in results("planner_mixtures")["rows"]}
+    for row in (*steps, deepseek):
+        assert committed[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
 
 
 @needs_reference
@@ -171,13 +174,6 @@ def test_deepseek_on_a_node_of_b200(benchmark: ModuleType) -> None:
     time, held = ([row for row in rows if row.set == f"SimuMax, {kind}"] for kind in ("time", "memory"))
     assert len(time) == len(held) == 9
     assert benchmark.summary(time)["mean_absolute"] < 0.11 and benchmark.summary(held)["mean_absolute"] < 0.01
-
-
-def test_the_results_are_committed(benchmark: ModuleType) -> None:
-    found = results("planner_mixtures")
-    rows = {row["name"]: row["error"] for row in found["rows"]}
-    for row in [*benchmark.bridge(), benchmark.deepseek()]:
-        assert rows[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
 
 
 def test_the_plan_of_deepseek_v3_matches_its_device_hours(capsys: pytest.CaptureFixture[str]) -> None:

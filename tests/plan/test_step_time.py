@@ -296,9 +296,8 @@ def test_sequences_gathered_together_are_copied_into_place() -> None:
     added = step(torch_job()).elementwise - step(torch_job(changes={"copies": False})).elementwise
     assert added == pytest.approx(32 * bytes_ / (H100.bandwidth * PHYSICS.bandwidth))
     one = step(torch_job(micro_batch=1)).elementwise
-    assert (
-        one == step(torch_job(micro_batch=1, changes={"copies": False})).elementwise
-    )  # a single sequence is already in place
+    # A single sequence is already in place.
+    assert one == step(torch_job(micro_batch=1, changes={"copies": False})).elementwise
 
 
 def test_casts_move_the_bytes_that_torchao_reads_and_writes() -> None:
@@ -320,9 +319,8 @@ def test_a_ring_sends_repeated_keys_for_all_query_heads() -> None:
         wanted = torch_job(changes=changes, tensor=1, context=8, micro_batch=1)
         return micro_batch_seconds(wanted, PHYSICS).context
 
-    each = (
-        2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra_bandwidth * PHYSICS.intra)
-    )  # keys and values of 8 heads of 128, in 16 bits
+    # Keys and values of 8 heads of 128, in 16 bits.
+    each = 2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra_bandwidth * PHYSICS.intra)
     assert seconds(repeats_keys=True) - seconds(repeats_keys=False) == pytest.approx(3 * 3 * each)
 
 

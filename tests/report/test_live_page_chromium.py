@@ -118,7 +118,7 @@ def test_pages_have_no_serious_accessibility_violations(
 ) -> None:
     """Run every rule of axe-core on the report, a comparison and the live page, and the colour rules in the dark theme too."""
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-    one, other = make_run(), make_run(folder=tmp_path / "second")
+    one, other = make_run(steps=60), make_run(steps=60, folder=tmp_path / "second")
     places = [page.write(one), comparison.write(tmp_path / "compared.html", [one, other])]
     for address in (serve(one, other).address, *(f"file://{place.resolve()}" for place in places)):
         browser.dark(False)

@@ -226,16 +226,7 @@ def test_baselines_are_lines_and_missing_ones_have_advice(make_run: MakeRun) -> 
 def test_a_long_run_makes_a_small_page() -> None:
     steps = np.arange(1, 300_001, dtype=np.float64)
     values = np.random.default_rng(0).normal(size=len(steps))
-    names = [
-        "loss",
-        "grad_norm",
-        "learning_rate",
-        "tokens_per_second",
-        "step_seconds",
-        "data_wait",
-        "memory_bytes",
-        "mfu",
-    ]
+    names = "loss grad_norm learning_rate tokens_per_second step_seconds data_wait memory_bytes mfu".split()  # noqa: SIM905
     columns = {**dict.fromkeys(names, values), "tokens": steps}
     long = data.RunData("long", train=data.Curves(steps, columns, {"loss_by_source": {"a": values, "b": values}}))
     assert len(json.dumps(curves.curves(long))) < 1_000_000

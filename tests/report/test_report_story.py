@@ -35,8 +35,7 @@ def incident(step: int, what: str, action: str, **more: Any) -> dict[str, Any]:
         "cause": "the loss is high",
         "action": action,
         "onset": step,
-        **more,
-    }
+    } | more
 
 
 def test_alarms_rollbacks_and_restarts_are_in_order(make_run: MakeRun) -> None:

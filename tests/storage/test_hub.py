@@ -16,6 +16,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import load
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
+from tests.cli.commands import bessemer
 from tests.model.samples import config, stirred
 from tests.model_hub import COMMIT, Hub, model_hub
 
@@ -101,18 +102,8 @@ def test_models_are_found_by_name_pinned_and_cached(hub: Hub, tmp_path: Path) ->
 
 
 def test_a_model_of_the_hub_can_be_imported(hub: Hub, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "bessemer",
-        "import",
-        "hf:someone/small",
-        "--dir",
-        str(tmp_path / "runs"),
-        "--json",
-    ]
     here = environment(hub, tmp_path / "home")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=200)
+    done = bessemer("import", "hf:someone/small", "--dir", tmp_path / "runs", "--json", environment=here)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["run"] == str(tmp_path / "runs" / "small") and found["commit"] == COMMIT

@@ -89,9 +89,8 @@ def test_a_lost_corpus_and_an_unreachable_storage_are_errors(
     assert f"stays in {place}" in command("corpus", f"{url}-elsewhere")
 
 
-@BOTH
-def test_a_shared_corpus_is_removed_with_its_last_run(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
-    url, second = storage_of(kind, tmp_path), RunDirectory(tmp_path / "runs" / "second")
+def test_a_shared_corpus_is_removed_with_its_last_run(command: Any, tmp_path: Path, bucket: Store) -> None:
+    url, second = storage_of("disk", tmp_path), RunDirectory(tmp_path / "runs" / "second")
     command("corpus", url)
     (place,) = places(url, bucket)
     assert "shared with" in command("corpus", url, 'run.name="second"')
@@ -103,11 +102,10 @@ def test_a_shared_corpus_is_removed_with_its_last_run(kind: str, command: Any, t
     assert len(places(url, bucket)) == 1 and place not in places(url, bucket)
 
 
-@BOTH
 def test_run_directories_with_the_same_name_do_not_remove_each_others_corpus(
-    kind: str, command: Any, tmp_path: Path, bucket: Store
+    command: Any, tmp_path: Path, bucket: Store
 ) -> None:
-    url = storage_of(kind, tmp_path)
+    url = storage_of("disk", tmp_path)
     command("corpus", url)
     (place,) = places(url, bucket)
     for number in (20, 21):

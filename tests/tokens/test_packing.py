@@ -197,9 +197,8 @@ def test_held_out_text_is_scored_completely_and_once(tmp_path: Path, packing: st
     for part in held_out_samples(recipe, store):
         scored = Counter(part.targets[part.targets >= 0].tolist())
         assert scored == Counter(token for ids in TEXTS[part.source] for token in ids)
-        assert (
-            part.bytes.sum() == part.num_targets == scored.total()
-        )  # one byte per token here; end-of-text counts nothing
+        # One byte per token here; end-of-text counts nothing.
+        assert part.bytes.sum() == part.num_targets == scored.total()
     few = held_out_samples(recipe, store, max_tokens=100)
     assert {part.source for part in few} == set(TEXTS)
     assert sum(int(part.num_targets) for part in few) <= 100 + 2 * length

@@ -17,6 +17,7 @@ from bessemer.common import extensions
 from bessemer.recipe.resolved import ResolvedOptimizer
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.optimizer import GroupOptimizer
+from tests.train.faulty_runs import train as small_training
 
 NOTES = """
 import json, os
@@ -244,11 +245,10 @@ def table(start: str) -> str:
     return found
 
 
-def test_early_stop_in_two_processes(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_early_stop(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """At a rate of almost zero the loss does not improve."""
     sets = (
-        "parallel.replicate=2", "train.micro_batch=2", "train.steps=12", "train.log_every=1", "train.validate_every=2",
-        "train.optimizer.learning_rate=1e-12",
+        "train.steps=12", "train.log_every=1", "train.validate_every=2", "train.optimizer.learning_rate=1e-12",
     )  # fmt: skip
     callback = table("[[train.callbacks]]")
     assert train(recipe, callback, *sets) == 75
@@ -262,9 +262,7 @@ def test_early_stop_in_two_processes(recipe: Path, capfd: pytest.CaptureFixture[
     assert train(recipe, callback.replace("2", "9"), *sets) == 0
 
 
-def train_tracked(recipe_file: Path, runs: Path, *sets: str) -> int:
-    values = (f"run.dir={runs}", "train.schedule.kind=constant", "train.steps=12", *sets)
-    return run_command(["train", str(recipe_file), *(part for value in values for part in ("--set", value))])
+CONSTANT = "train.schedule.kind=constant"
 
 
 def needs(name: str) -> Any:
@@ -274,13 +272,13 @@ def needs(name: str) -> Any:
 @needs("wandb")
 def test_wandb_offline(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert train_tracked(recipe_file, runs, 'report.trackers=["wandb"]') == 0
+    small_training(recipe_file, runs, CONSTANT, 'report.trackers=["wandb"]', "train.steps=12")
     (log,) = (runs / "small" / "wandb").glob("offline-run-*/run-*.wandb")
     content = log.read_bytes()
     for tag in (b"train/loss", b"validation/loss", b"learning_rate"):
         assert tag in content
     identity = read_json(runs / "small" / "trackers.json")["wandb"]
-    assert train_tracked(recipe_file, runs, 'report.trackers=["wandb"]', "train.steps=16") == 0
+    small_training(recipe_file, runs, CONSTANT, 'report.trackers=["wandb"]', "train.steps=16")
     assert read_json(runs / "small" / "trackers.json")["wandb"] == identity, "it goes on in the same run"
 
 
@@ -289,7 +287,7 @@ def test_mlflow_in_a_folder(runs: Path, recipe_file: Path, monkeypatch: pytest.M
     import mlflow
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert train_tracked(recipe_file, runs, 'report.trackers=["mlflow"]') == 0
+    small_training(recipe_file, runs, CONSTANT, 'report.trackers=["mlflow"]', "train.steps=12")
     identity = read_json(runs / "small" / "trackers.json")["mlflow"]
     history = mlflow.MlflowClient().get_metric_history(identity, "train/loss")
     rows = [row for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
@@ -316,7 +314,7 @@ def test_a_failing_tracker_is_dropped(
     )
     wandb = SimpleNamespace(init=fail if when == "start" else lambda **options: logged)
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
-    assert train_tracked(recipe_file, runs, 'report.trackers=["wandb"]') == 0
+    small_training(recipe_file, runs, CONSTANT, 'report.trackers=["wandb"]', "train.steps=12")
     said = capsys.readouterr().err
     assert said.count("no network") == 1 and "continues without it" in said
     assert read_json_lines(runs / "small" / "metrics.jsonl")[-1]["step"] == 12

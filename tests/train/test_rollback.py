@@ -71,7 +71,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     capsys: pytest.CaptureFixture[str],
     read: list[Batch],
 ) -> None:
-    healthy = train(recipe_file, copied(runs, "healthy"))
+    healthy = train(recipe_file, copied(runs, "healthy"), f"checkpoint.every={STEPS}")
     read.clear()
     poison(monkeypatch, lambda first: first in POISONED)
     folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
@@ -94,21 +94,34 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     rates = {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
     assert rates[first.to + 1] < 0.3 * rates[first.to]
 
-    path = [batch.first for batch in read[-(STEPS - journal.rollbacks[-1].to) :]]
-    assert not any(start in POISONED for start in path), "nothing of it is read on the path that the run took"
+    taken = [batch.first for batch in read[-(STEPS - journal.rollbacks[-1].to) :]]
+    assert not any(start in POISONED for start in taken), "nothing of it is read on the path that the run took"
     audit = read_json(folder / "mixture.json")
     assert audit["follows_the_order"] and audit["skipped_samples"] >= len(POISONED)
     recipe, store = load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     row = trace.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
-    assert row["sample"] == path[-1]
+    assert row["sample"] == taken[-1]
     back = trace.document_steps(recipe, store, folder / "corpus", row["document"], omitted=journal.omitted)
-    assert (STEPS, path[-1]) in [(place["step"], place["sample"]) for place in back]
+    assert (STEPS, taken[-1]) in [(place["step"], place["sample"]) for place in back]
 
     end, of_healthy = (
         [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "validation"][-1]
         for run in (folder, healthy)
     )
     assert end < 1.02 * of_healthy
+
+    # The run no longer has the batches of its alarm. Damaged tokens and a truncated journal are errors.
+    found = replayed(folder, acted["onset"])
+    assert found["kind"] == "data" and next(iter(found["sequences"])) in POISONED
+    assert found["figures"]["recorded"] == found["figures"]["again"]
+    path, shard = folder / "journal.jsonl", folder / "tokens" / "prose-train-00000.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    assert run_command(["trace", str(folder), "--step", "60", "--replay"]) == 2
+    path.write_bytes(whole)
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    assert run_command(["trace", str(folder), "--step", "60", "--replay"]) == 2
+    assert "prose-train-00000.bin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,10 +135,10 @@ def test_a_kill_during_a_rollback_does_not_change_the_run(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     poison(monkeypatch, lambda first: first in POISONED)
-    whole = train(recipe_file, copied(runs, "whole"))
+    whole = train(recipe_file, copied(runs, "whole"), "train.steps=100")
     with broken(monkeypatch, owner, name, after=after), pytest.raises(SystemError):
-        train(recipe_file, runs)
-    resumed = train(recipe_file, runs)
+        train(recipe_file, runs, "train.steps=100")
+    resumed = train(recipe_file, runs, "train.steps=100")
     assert training_result(resumed) == training_result(whole)
     assert Journal.read(resumed / "journal.jsonl").rollbacks == Journal.read(whole / "journal.jsonl").rollbacks
     for kind in ("metrics", "forks"):
@@ -147,15 +160,15 @@ def test_the_journal_replays_a_run_without_its_faults(
 
     Without its journal the run is an error: nothing else records which data it skipped.
     """
-    again, kind = copied(runs, "again"), "train.schedule.kind=constant"
+    again, kind = copied(runs, "again"), ("train.schedule.kind=constant", "train.steps=80")
     with monkeypatch.context() as patch:
         faulty(patch, lambda call: call in (20, 60, 61, 62))
-        folder = train(recipe_file, runs, kind)
+        folder = train(recipe_file, runs, *kind)
     journal = Journal.read(folder / "journal.jsonl")
     assert [(found.what, found.onset, found.to) for found in journal.rollbacks] == [("nonfinite", 61, 50)]
     assert journal.skips_step(21) and not journal.skips_step(61), "that one was undone"
     shutil.copy(folder / "journal.jsonl", again / "small" / "journal.jsonl")
-    repeated = train(recipe_file, again, kind)
+    repeated = train(recipe_file, again, *kind)
     assert training_result(repeated) == training_result(folder)
     (taken_over,) = read_json_lines(repeated / "incidents.jsonl")
     assert (taken_over["what"], taken_over["step"], taken_over["rollback"]) == ("nonfinite", 63, 1)
@@ -163,21 +176,21 @@ def test_the_journal_replays_a_run_without_its_faults(
     kept = (folder / "incidents.jsonl").read_text()
     (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one
     longer = copied(runs, "longer")
-    train(recipe_file, longer, kind, f"train.steps={STEPS + 10}")
+    train(recipe_file, longer, *kind, "train.steps=90")
     (found,) = [row for row in incidents(longer / "small") if "rollback" in row]
     assert (found["what"], found["onset"], found["action"]) == ("nonfinite", 61, "rolled back to step 50")
     (folder / "incidents.jsonl").write_text(kept)
     (folder / "journal.jsonl").unlink()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    train(recipe_file, runs, kind, f"train.steps={STEPS + 10}", expected=2)
+    train(recipe_file, runs, *kind, "train.steps=90", expected=2)
     assert "journal.jsonl: lines are missing" in capsys.readouterr().err
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
     shutil.rmtree(folder / "checkpoints")  # of a run without a checkpoint that has the state
     (folder / "mixture.json").unlink()
-    train(recipe_file, runs, kind, expected=2)
+    train(recipe_file, runs, *kind, expected=2)
     assert str(folder / "checkpoints") in capsys.readouterr().err, "it does not begin at step 1 again"
     (folder / "time.jsonl").unlink()
-    train(recipe_file, runs, kind, expected=2)
+    train(recipe_file, runs, *kind, expected=2)
     assert "journal.jsonl: lines are missing" in capsys.readouterr().err
 
 
@@ -212,25 +225,6 @@ def test_too_many_skipped_updates_stop_the_run(
     assert "skipped update 11 (limit 10)" in capsys.readouterr().err
 
 
-@pytest.mark.fault(17)
-def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    poison(monkeypatch, lambda first: first == 8 * 70)
-    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.every=40")
-    found = incidents(folder)
-    assert [(row["what"], row["step"], row["onset"], row["action"]) for row in found] == [
-        ("spike", 71, 71, "update skipped")
-    ]
-    assert {sample["sample"] for sample in found[0]["documents"]} == set(range(560, 568))
-    assert all(sample["documents"] for sample in found[0]["documents"])
-    assert "OLMo" in found[0]["advice"]
-    assert "step 71: spike: loss" in capsys.readouterr().err
-    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert rows[70]["learning_rate"] == 0.0 and rows[70]["loss"] > rows[69]["loss"] + 0.5
-    assert rows[71]["loss"] < rows[69]["loss"] + 0.5
-
-
 def test_a_new_phase_of_the_mixture_resets_the_windows(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file)
     text = recipe_file.read_text()
@@ -252,11 +246,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_damaged_batch_is_classified_as_data_without_changing_the_run(
+@pytest.mark.fault(17)
+def test_a_damaged_batch_is_skipped_named_and_classified_as_data(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The replay changes nothing in the run."""
     poison(monkeypatch, lambda first: first == 8 * 70)
     folder = train(recipe_file, runs, "train.steps=90", "checkpoint.keep=9")
+    (incident,) = incidents(folder)
+    assert [incident[key] for key in ("what", "step", "onset", "action")] == ["spike", 71, 71, "update skipped"]
+    assert {sample["sample"] for sample in incident["documents"]} == set(range(560, 568))
+    assert all(sample["documents"] for sample in incident["documents"])
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert rows[70]["learning_rate"] == 0.0 and rows[70]["loss"] > rows[69]["loss"] + 0.5
+    assert rows[71]["loss"] < rows[69]["loss"] + 0.5
     before = contents(folder)
     capsys.readouterr()
     assert run_command(["trace", str(folder), "--step", "71", "--replay", "--json"]) == 0
@@ -284,27 +287,6 @@ def test_a_machine_fault_is_classified_as_transient(
     found = replayed(folder, 55)
     assert (found["kind"], found["first_difference"], found["incident"]["what"]) == ("transient", None, "nonfinite")
     assert found["figures"]["recorded"]["grad_norm"] is None
-
-
-def test_a_rolled_back_step_is_replayed_as_it_was(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steps 71 to 82 are noise; the run rolls back and skips them, so that it no longer has the batches of its alarm."""
-    poison(monkeypatch, lambda first: first in range(8 * 70, 8 * 82))
-    folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
-    (incident,) = (row for row in read_json_lines(folder / "incidents.jsonl") if "rollback" in row)
-    found = replayed(folder, incident["onset"])
-    assert found["kind"] == "data" and next(iter(found["sequences"])) in range(8 * 70, 8 * 82)
-    assert found["figures"]["recorded"] == found["figures"]["again"]
-    # Damaged tokens and a truncated journal are errors.
-    journal, shard = folder / "journal.jsonl", folder / "tokens" / "prose-train-00000.bin"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[:-40])
-    assert run_command(["trace", str(folder), "--step", "60", "--replay"]) == 2
-    journal.write_bytes(whole)
-    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
-    assert run_command(["trace", str(folder), "--step", "60", "--replay"]) == 2
-    assert "prose-train-00000.bin" in capsys.readouterr().err
 
 
 def test_ruined_weights_are_classified_as_state(runs: Path, recipe_file: Path) -> None:

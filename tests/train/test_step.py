@@ -25,7 +25,7 @@ from bessemer.distributed.context import MicroBatchLoss
 from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.recipe import Parallel
+from bessemer.recipe import Parallel, load
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
@@ -35,9 +35,11 @@ from bessemer.train.loop import train_process
 from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.run_spec import RunSpec
 from bessemer.train.trainer import Trainer
+from bessemer.workflow.prepare import prepare
+from bessemer.workflow.session import Session
 from tests.choose import long_but
 from tests.distributed.processes import run_on
-from tests.train.faulty_runs import copied, poison, train
+from tests.train.faulty_runs import EVERY, SMALL, copied, poison, train
 from tests.train.small_trainer import batch, trainer_of
 
 # Time and memory differ; the recipe of a checkpoint names the folder.
@@ -214,9 +216,16 @@ def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
     return waits
 
 
+def planned(recipe_file: Path, runs: Path, *sets: str) -> Path:
+    """Return the directory of a run whose training has not begun."""
+    run = RunDirectory(runs / "small")
+    prepare(Session(load(recipe_file, [f"run.dir={runs}", *SMALL, f"checkpoint.every={EVERY}", *sets]), run), 0.0)
+    return run.path
+
+
 @pytest.mark.parametrize(
     "layout",
-    long_but([Parallel(**{axis: 2}) for axis in MESH_AXES], Parallel(replicate=2), Parallel(shard=2)),
+    long_but([Parallel(**{axis: 2}) for axis in MESH_AXES], Parallel(shard=2)),
     ids=lambda layout: next(axis for axis, size in layout.model_dump().items() if size == 2),
 )
 def test_two_processes_wait_for_nothing_between_logged_steps(runs: Path, recipe_file: Path, layout: Parallel) -> None:
@@ -228,7 +237,7 @@ def test_two_processes_wait_for_nothing_between_logged_steps(runs: Path, recipe_
         "train.log_every=4",
         "checkpoint.every=11",
     )
-    folder = train(recipe_file, runs, *sets, "train.steps=11", "train.validate_every=11", "train.precision=fp32")
+    folder = planned(recipe_file, runs, *sets, "train.steps=11", "train.validate_every=11", "train.precision=fp32")
     for waits in run_on(2, waits_by_step, str(folder), layout):
         assert set(waits) == set(range(1, 12))
         for step, found in waits.items():
@@ -284,7 +293,7 @@ def test_two_processes_are_equal_bit_for_bit(runs: Path, recipe_file: Path, layo
         "guard.compare_replicas_every=15",
         "train.ema=0.9",
     )
-    folder = train(recipe_file, runs, *sets, f"train.steps={steps}", "train.precision=fp32")
+    folder = planned(recipe_file, runs, *sets, f"train.steps={steps}", "train.precision=fp32")
     for at_once, seldom in run_on(2, with_intervals, str(folder), layout):
         require_equal(seldom, at_once)
         kinds = [row["what"] for row in at_once["incidents"]]

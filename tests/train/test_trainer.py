@@ -42,9 +42,8 @@ def test_an_update_equals_adamw(recipe_file: Path) -> None:
         g = gradients[name] * 0.2 / (float(norm) + 1e-6)
         lr = rate * (2.0 if name == "embedding.weight" else 1.0)
         decay = 0.3 if parameter.dim() >= 2 and name not in ("embedding.weight", "head.weight") else 0.0
-        wanted = before[name] * (1 - lr * decay) - lr * g / (
-            g.abs() + 1e-8
-        )  # in the first step m and v are corrected to g and g^2
+        # In the first step m and v are corrected to g and g^2.
+        wanted = before[name] * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=0, atol=2e-5)
 
 

@@ -47,6 +47,5 @@ def test_encoded_data_at_its_limit() -> None:
     text = half + " " + "w\n" * 100
     assert reason(text, max_encoded_share=100 / len(text)) is None
     assert reason(text, max_encoded_share=99 / len(text)) == "code.encoded"
-    assert (
-        reason("deadbeefcafe " * 400 + PROGRAM, max_line_length=10**5, max_mean_line_length=1e5) is None
-    )  # hashes are not bytes
+    # Hashes are not bytes.
+    assert reason("deadbeefcafe " * 400 + PROGRAM, max_line_length=10**5, max_mean_line_length=1e5) is None
