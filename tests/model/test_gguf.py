@@ -18,6 +18,7 @@ from bessemer.export.gguf import (
     vocabulary_of,
     write_gguf,
 )
+from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe.model import RopeScaling
@@ -46,6 +47,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "olmo2": {"kv_heads": 4, "tie_embeddings": True},
     "gpt2": {"kv_heads": 4},
+    "qwen3_moe": {"experts": 5, "experts_per_token": 2, "expert_width": 96, "head_dim": 32},
+    "olmoe": {"experts": 4, "experts_per_token": 3, "expert_width": 64, "kv_heads": 4},
 }
 
 
@@ -57,7 +60,7 @@ def trained(split: str = GPT4) -> Tokenizer:
 def model_of(name: str) -> Transformer:
     family = re.split(r"[ ,]", name)[0]
     options: dict[str, Any] = {"width": 64, "mlp_width": 96, "sequence_length": 64, "vocabulary": ROWS}
-    if family in ("gpt2", "olmo2"):
+    if family in ("gpt2", "olmo2", "olmoe"):
         options["head_dim"] = 16
     return stirred(config(**{**FAMILIES[family].options, **options, **MODELS[name], "family": family})).eval()
 
@@ -96,10 +99,33 @@ def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
     assert tensors["blk.0.attn_q_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
+def test_the_experts_of_a_layer_are_one_tensor(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    config, path = model.config, written(model, trained(), tmp_path)
+    reader = gguf.GGUFReader(path)
+    fields = {name.rpartition(".")[2]: field.contents() for name, field in reader.fields.items()}
+    assert (fields["expert_count"], fields["expert_used_count"]) == (config.experts, config.experts_per_token)
+    assert fields["expert_feed_forward_length"] == fields["feed_forward_length"] == config.expert_width
+    tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
+    experts = model.blocks[1].mlp.experts
+    assert np.array_equal(tensors["blk.1.ffn_gate_exps.weight"], experts.gate_up[:, 0].detach().numpy())
+    assert np.array_equal(tensors["blk.1.ffn_up_exps.weight"], experts.gate_up[:, 1].detach().numpy())
+    assert np.array_equal(tensors["blk.1.ffn_down_exps.weight"], experts.down.detach().numpy())
+    assert np.array_equal(tensors["blk.1.ffn_gate_inp.weight"], model.blocks[1].mlp.router.weight.detach().numpy())
+    if name == "qwen3_moe":  # transformers reads no other family with experts, and not the width of an expert
+        transformers = pytest.importorskip("transformers")
+        settings = transformers.AutoConfig.for_model(**to_hugging_face(config, 0))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, config=settings)
+        ids = torch.arange(48)[None]
+        torch.testing.assert_close(theirs(ids).logits, model.logits(ids), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"labels": 3}, "a classifier"),
+        ({"family": "qwen3_moe", "router_normalised": False}, "router_normalised = False"),
         ({"family": "bert"}, "an encoder"),
         ({"family": "llama", "activation": "relu2"}, "activation = relu2"),
         ({"family": "llama", "rope_scaling": RopeScaling(kind="yarn", factor=4.0)}, "rope_scaling of kind yarn"),

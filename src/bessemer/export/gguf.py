@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
@@ -35,10 +38,11 @@ from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pa
 # llama.cpp's architecture for each family that both compute in the same way
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
+    "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
 }  # fmt: skip
 PERMUTED = ("llama",)  # architectures whose rotary embedding pairs neighbours (2i, 2i + 1), not halves (i, i + K/2)
 # Options that a file stores, or whose effect is checked separately
-WRITTEN = {"kv_heads", "head_dim", "window", "window_rope_theta", "window_rope_scaling"}
+WRITTEN = {"kv_heads", "head_dim", "window", "window_rope_theta", "window_rope_scaling", "experts", "balance"}
 UNTIED = ("olmo2",)  # architectures that need a separate output matrix
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype
@@ -196,8 +200,8 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
     keys: dict[str, Any] = {
         "vocab_size": config.vocabulary, "context_length": config.positions_length, "embedding_length": config.width,
-        "block_count": config.layers, "feed_forward_length": config.mlp_width, "head_count": config.heads,
-        "head_count_kv": config.kv_heads,
+        "block_count": config.layers, "feed_forward_length": config.expert_width or config.mlp_width,
+        "head_count": config.heads, "head_count_kv": config.kv_heads,
     }  # fmt: skip
     if architecture == "gpt2":
         return keys | {"layer_norm_eps": config.norm_eps}
@@ -205,6 +209,9 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
         "layer_norm_rms_eps": config.norm_eps, "key_length": config.head_dim, "value_length": config.head_dim,
         "rope_dimension_count": config.head_dim, "rope_freq_base": config.rope_theta,
     }  # fmt: skip
+    if config.experts:
+        keys |= {"expert_count": config.experts, "expert_used_count": config.experts_per_token,
+                 "expert_feed_forward_length": config.expert_width}  # fmt: skip
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         keys |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": config.rope_scaling.factor}
     return keys
@@ -238,19 +245,23 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.layers)
 
-    def array(name: str, tensor: HubTensor) -> Array:
-        values = tensor.gather().float()
-        numbers: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
+    def array(name: str, tensors: Sequence[HubTensor]) -> Array:
+        # Tensors named _exps have the matrices of all experts of a layer.
+        stacked = torch.stack([tensor.gather().float() for tensor in tensors])
+        values = stacked if "_exps" in name else stacked[0]
+        numbers: Array = (values.T.contiguous() if tensors[0].transposed else values).numpy()
         if architecture in PERMUTED and name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
             return _interleaved(numbers, config.heads if "attn_q" in name else config.kv_heads)
         return numbers
 
-    for tensor in hub_tensors(model, value):
-        name = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+    each_expert = re.compile(r"(?<=\.experts)\.\d+")
+    for joint, group in groupby(hub_tensors(model, value), lambda tensor: each_expert.sub("", tensor.name)):
+        name, tensors = names.get_name(joint, try_suffixes=(".weight", ".bias")), list(group)
         if name is None:
-            raise BessemerError(f"export --to gguf: llama.cpp's {architecture} has no tensor {tensor.name}")
-        shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
-        own = GgufTensor(name, shape, _type_of(name, shape, kind), partial(array, name, tensor))
+            raise BessemerError(f"export --to gguf: llama.cpp's {architecture} has no tensor {joint}")
+        shape = tensors[0].shape[::-1] if tensors[0].transposed else tensors[0].shape
+        shape = (len(tensors), *shape) if "_exps" in name else shape
+        own = GgufTensor(name, shape, _type_of(name, shape, kind), partial(array, name, tensors))
         yield own
         if architecture in UNTIED and config.tie_embeddings and name == "token_embd.weight":
             yield replace(own, name="output.weight")
@@ -275,9 +286,9 @@ def _interleaved(array: Array, heads: int) -> Array:
 def _type_of(name: str, shape: tuple[int, ...], kind: str) -> str:
     """Return the type of a tensor.
 
-    Vectors stay in F32, and so do learned positions, which llama.cpp adds without conversion.
+    Vectors stay in F32, and so do learned positions, which llama.cpp adds without conversion, and routers.
     """
-    if len(shape) == 1 or name.startswith("position_embd"):
+    if len(shape) == 1 or name.startswith("position_embd") or "ffn_gate_inp" in name:
         return "F32"
     return "F16" if kind == "Q8_0" and shape[-1] % Q8_0_BLOCK else kind
 
