@@ -1,0 +1,54 @@
+"""A mixture of experts as a user runs it: trained, killed and resumed, exported, and asked to generate."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import bessemer, command, interrupted
+from tests.newest import training_result
+
+KEYS = (
+    "experts=4", "experts_per_token=2", "shared_experts=1", "dense_layers=1", "router=sigmoid", "balance=both",
+    "balance_rate=0.01", "router_scale=2", "router_z_loss=0.001",
+)  # fmt: skip
+SETS = [word for key in KEYS for word in ("--set", f"model.{key}")]
+
+
+def test_a_router_that_no_family_has_is_an_error_before_training(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [*SETS, "--set", "model.router=softmax", "--set", f"run.dir={runs}"]
+    assert command("run", recipe_file, *sets) == 2
+    said = capsys.readouterr().err
+    assert "router = softmax (only sigmoid)" in said and "export.hf=false" in said
+    assert not (runs / "small" / "metrics.jsonl").exists()
+
+
+@pytest.mark.long
+def test_a_killed_mixture_exports_the_same_tensors(
+    runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers, safetensors = pytest.importorskip("transformers"), pytest.importorskip("safetensors.torch")
+    straight = tmp_path / "straight"
+    shutil.copytree(runs, straight)
+    for step in (3, 13):
+        assert interrupted(recipe_file, runs, step, signal.SIGKILL, *SETS)[0] == -signal.SIGKILL
+    for folder in (straight, runs):
+        done = bessemer("run", recipe_file, "--set", f"run.dir={folder}", *SETS)
+        assert done.returncode == 0, done.stderr
+        assert ("continuing from step" in done.stderr) == (folder == runs)
+    assert training_result(runs / "small") == training_result(straight / "small")
+    assert command("export", runs / "small", tmp_path / "again") == 0
+    folders = (straight / "small/export", runs / "small/export", tmp_path / "again")
+    wanted, *others = (safetensors.load_file(folder / "model.safetensors") for folder in folders)
+    for other in others:
+        assert other.keys() == wanted.keys() and all(other[name].equal(wanted[name]) for name in wanted)
+    assert wanted["model.layers.1.mlp.gate.e_score_correction_bias"].abs().max() > 0
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "again").model_type == "dots1"
+    assert json.loads((tmp_path / "again/config.json").read_text())["n_shared_experts"] == 1
+    capsys.readouterr()
+    assert command("generate", runs / "small", "def ", "--temperature", "0", "--max-tokens", "4") == 0
+    assert capsys.readouterr().out.strip()
