@@ -49,10 +49,15 @@ FORBIDDEN = {
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Return the modules of the package that a file imports, at its top or inside its functions."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "bessemer":
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
@@ -161,8 +166,7 @@ def test_no_data_runs_code() -> None:
     """Stored, queued and transmitted data is JSON, Arrow or arrays: nothing that runs code when it is read."""
     modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     for path in FILES:
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
                 assert not {name.split(".")[0] for name in names} & modules, path
@@ -187,7 +191,7 @@ def test_functions_stay_short() -> None:
     long = {
         f"{path.relative_to(SOURCE)}:{node.name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
     }
     assert not long
@@ -267,7 +271,7 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in layout:
             held.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             held.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(held)
@@ -293,7 +297,7 @@ def test_packages_keep_their_budgets() -> None:
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -304,7 +308,7 @@ def test_no_test_module_imports_another() -> None:
     tests = Path(__file__).parent
     names = {path.stem for path in tests.rglob("test_*.py")}
     for path in sorted(tests.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom):
                 imported = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
             elif isinstance(node, ast.Import):

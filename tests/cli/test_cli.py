@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -10,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from tests.changed_stage import record_again
 from tests.cli.commands import bessemer, command, interrupted, resumed, start, wait_for_step
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
-from tests.train.faulty_runs import change_steps
 
 
 @pytest.fixture(scope="session")
@@ -225,28 +221,6 @@ def test_a_restart_removes_the_earlier_training(whole: Path, recipe_file: Path, 
     assert training_result(folder) != training_result(whole / "small")
     assert command("train", recipe_file, *here, "--restart") == 0
     assert training_result(folder) == training_result(whole / "small")
-
-
-@pytest.mark.usefixtures("fixed_step_time")
-def test_non_finite_steps_are_skipped_and_recorded(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = count(1)
-
-    def poisoned(trainer: Any, batch: Any, found: Any) -> Any:
-        if next(calls) not in (4, 5):
-            return found
-        next(trainer.model.parameters()).grad[0, 0] = float("nan")
-        return replace(found, grad_norm=found.grad_norm * math.nan)
-
-    change_steps(monkeypatch, poisoned)
-    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
-    incidents = read_json_lines(runs / "small" / "incidents.jsonl")
-    assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
-        (4, "nonfinite", "update skipped"), (5, "nonfinite", "update skipped")
-    ]  # fmt: skip
-    assert all(sample["documents"] for sample in incidents[0]["documents"])
-    assert training_result(runs / "small")[0] == 24
 
 
 LASTING = """

@@ -31,24 +31,24 @@ PROGRAM = "-m", "tests.corpus.build_corpus"
 LARGE = ("documents/", "rejected/")
 
 
-def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
+def sample(data: Path, count: int = 40) -> Recipe:
     """Write files, compressed lines with some damage, and a source with a budget, with duplicates and rejects."""
-    for number in range(40):
+    for number in range(count):
         (data / "files" / str(number % 5)).mkdir(parents=True, exist_ok=True)
         (data / "files" / str(number % 5) / f"{number}.txt").write_text(prose(number))
-    for number in range(0, 40, 7):
+    for number in range(0, count, 7):
         (data / "files" / f"copy-{number}.txt").write_text(prose(number).upper())
         (data / "files" / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
         (data / "files" / f"short-{number}.txt").write_text("short")
     for name, first in (("lines", 500), ("part", 700)):
-        lines = [json.dumps({"text": prose(first + number), "n": number}) for number in range(40)]
+        lines = [json.dumps({"text": prose(first + number), "n": number}) for number in range(count)]
         lines[13] = "{damaged"
         (data / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     return recipe(
         {"name": "files", "format": "text", "paths": [str(data / "files")]},
         {"name": "lines", "format": "jsonl", "paths": [str(data / "lines.jsonl.gz")]},
         {"name": "part", "format": "jsonl", "paths": [str(data / "part.jsonl.gz")], "max_bytes": 20_000},
-        dedup=dedup,
+        dedup="bands = 14\nrows = 8",
     )
 
 
@@ -145,7 +145,7 @@ def test_work_of_other_inputs_is_removed_and_a_partly_removed_folder_is_not_trus
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "run")
-    of = sample(data).changed(corpus={"storage": url})
+    of = sample(data, 16).changed(corpus={"storage": url})
     with disk_that_is_full_at_the_end(monkeypatch):
         for text in ("one", "two"):
             (data / "files" / "new.txt").write_text(prose(1000) + text)

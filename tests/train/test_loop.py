@@ -85,7 +85,7 @@ def test_a_collapsed_router_is_one_incident_per_block_also_of_a_resumed_run(
     [
         (*RAMP, "train.ema=0.9", "checkpoint.asynchronous=true", "train.dropout.hidden=0.1", "train.dropout.attention=0.1"),
         ("train.optimizer.kind=muon", "model.width=128", "train.optimizer.base_width=32", "train.precision=fp16"),
-        ("train.optimizer.kind=lion", "train.precision=fp8-rowwise"),
+        ("train.optimizer.kind=lion", "train.precision=bf16"),
     ],
 )  # fmt: skip
 def test_a_resumed_run_equals_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
