@@ -242,7 +242,7 @@ def test_the_load_of_experts_is_drawn_for_a_mixture_only(make_run: MakeRun) -> N
         if row["kind"] == "train":
             row["max_violation"] = {"1": 7.0 if row["step"] == 601 else 0.5, "2": 0.25}
             row |= {"dead_experts": {"1": 1, "2": 2}, "hot_experts": {"1": 0, "2": 3}, "auxiliary_loss": 0.01}
-            row["expert_load"] = {"1": "00102030", "2": "10101010"}
+            row["expert_load"] = {"1": "00102030", **({"2": "10101010"} if row["step"] > 5 else {})}
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = {figure["id"]: figure for figure in curves.curves(data.read(run))}
     assert json.loads(json.dumps(list(found.values()), allow_nan=False)) and "balance" in found
@@ -251,6 +251,7 @@ def test_the_load_of_experts_is_drawn_for_a_mixture_only(make_run: MakeRun) -> N
     assert sorted(largest["z"][0])[-2:] == [1.5, 8.0] and set(largest["z"][1]) == {1.25}
     assert (loads["x"], loads["y"], loads["z"]) == ([0, 1, 2, 3], [1, 2], [[0, 1, 2, 3], [1, 1, 1, 1]])
     assert [trace["y"][-1] for trace in found["experts-unbalanced"]["traces"]] == [3, 3]
+    assert data.read(run).train.texts["expert_load.2"] == [None] * 5 + ["10101010"] * 1195
     for figure in found.values():
         valid_plotly(figure)
 

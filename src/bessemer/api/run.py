@@ -112,8 +112,8 @@ class TrainingRun:
             kind: `train`, `validation`, `inside` (statistics of layers), `ranks` (step times of ranks) or `tasks`.
 
         Returns:
-            A table with the column `step` and one column per metric, null at steps without a value. Metrics by source are
-                named `loss_by_source.NAME`.
+            A table with the column `step` and one column per metric, null at steps without a value. Metrics by source
+                are named `loss_by_source.NAME`; metrics of experts, `max_violation.BLOCK`.
 
         Raises:
             InputError: There is no such kind.
@@ -125,7 +125,7 @@ class TrainingRun:
         curves = getattr(self._reader.read(is_growing=True), kind)
         groups = {f"{key}.{name}": x for key, group in curves.groups.items() for name, x in group.items()}
         columns = {name: pa.array(x, from_pandas=True) for name, x in {**curves.columns, **groups}.items()}
-        return pa.table({"step": pa.array(curves.step.astype("int64")), **columns})
+        return pa.table({"step": pa.array(curves.step.astype("int64")), **columns, **curves.texts})
 
     def generate(
         self, prompt: str, *, max_tokens: int = 200, temperature: float = 0.8, top_k: int = 50, top_p: float = 1.0,

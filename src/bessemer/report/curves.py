@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.common.console import amount
 from bessemer.report import metrics, parts
-from bessemer.report.data import Column, RunData, as_number, as_object, as_text, number_or_0
+from bessemer.report.data import Column, RunData, as_number, as_text
 from bessemer.report.metrics import LAYER_METRICS, LOG, LOSS, METRICS, PERCENT, USUAL_UPDATE, Metric, baselines
 from bessemer.report.parts import Block, Figure
 
@@ -226,8 +226,8 @@ def _largest_loads(data: RunData) -> Figure | None:
 
 def _last_loads(data: RunData) -> Figure | None:
     """Return the heat map of the load of each expert by block in the last logged step, in multiples of the mean load."""
-    line = as_object(data.last_lines, "train")
-    by_block = {block: parts.hex_values(as_text(load)) for block, load in as_object(line, "expert_load").items()}
+    texts = {name: values[-1] for name, values in data.train.texts.items() if name.startswith("expert_load.")}
+    by_block = {name.partition(".")[2]: parts.hex_values(text or "") for name, text in texts.items()}
     if len({len(load) for load in by_block.values()}) != 1:
         return None
     loads_LE = np.stack(list(by_block.values())) / 16
@@ -235,7 +235,7 @@ def _last_loads(data: RunData) -> Figure | None:
     return parts.figure(
         "experts-load", "Load of each expert", [parts.heat_map(experts, list(by_block), loads_LE, "expert %{x}")],
         parts.axis("expert", **parts.whole(experts)), parts.axis("block", **parts.whole(by_block)), hovermode="closest",
-        note=f"Step {number_or_0(line, 'step'):,.0f}; the mean is 1.",
+        note=f"Step {data.train.step[-1]:,.0f}; the mean is 1.",
     )  # fmt: skip
 
 

@@ -87,11 +87,13 @@ class Curves:
         step: Step of each line.
         columns: Values by key.
         groups: Values by key and name, for keys that hold one number per source, block or task.
+        texts: Texts by "KEY.NAME", for keys that hold one text per block or task; None where a line lacks it.
     """
 
     step: Column = field(default_factory=lambda: np.empty(0))
     columns: dict[str, Column] = field(default_factory=dict)
     groups: dict[str, dict[str, Column]] = field(default_factory=dict)
+    texts: dict[str, list[str | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -129,7 +131,7 @@ class RunData:
         peak_memory: Peak bytes of the process with the highest peak since the last start that logged any.
         forks: Training lines that each rollback undid.
         times: Summary of the sessions of the run with their stops and restarts.
-        samples: Lines of generated text. `last_lines` has the last line of each kind.
+        samples: Lines of generated text. `last_lines` has the last line of each remaining kind.
         last_time: ISO time of the last line.
         notes: Problems found in the files, as sentences for the reader.
     """
@@ -398,11 +400,12 @@ class _MetricsLog:
             self._peaks.append(0.0)
         memory = number_or_0(row, {"train": "memory_bytes", "memory": "measured"}.get(kind, ""))
         self._peaks[-1] = max(self._peaks[-1], memory)
-        self.last_lines[kind] = row
         if kind in self.columns:
             self.columns[kind].add(row)
         elif kind == "sample":
             self.samples.append(row)
+        else:
+            self.last_lines[kind] = row
 
 
 def _forks(path: Path) -> list[Curves]:
@@ -420,18 +423,24 @@ class _LogColumns:
     def __init__(self) -> None:
         self.step = array("d")
         self.values: dict[tuple[str, str | None], array[float]] = {}
+        self.texts: dict[str, list[str | None]] = {}
 
     def add(self, line: Json) -> None:
         numbers: dict[tuple[str, str | None], float] = {}
+        texts: dict[str, str] = {}
         for key, value in line.items():
             for name, inner in value.items() if isinstance(value, dict) else ((None, value),):
                 if key != "step" and (known := as_number(inner)) is not None:
                     numbers[key, name] = known
+                elif name is not None and isinstance(inner, str):
+                    texts[f"{key}.{name}"] = inner
         for column in numbers:  # the order within a line is the order in legends
             if column not in self.values:
                 self.values[column] = array("d", [math.nan]) * len(self.step)
         for column, values in self.values.items():
             values.append(numbers.get(column, math.nan))
+        for group in dict.fromkeys([*self.texts, *texts]):
+            self.texts.setdefault(group, [None] * len(self.step)).append(texts.get(group))
         self.step.append(float(line["step"]))
 
     def finish(self) -> Curves:
@@ -439,7 +448,8 @@ class _LogColumns:
         step = np.array(self.step)
         _, index = np.unique(step[::-1], return_index=True)
         keep = len(step) - 1 - index
-        curves = Curves(step[keep])
+        texts = {group: [logged[line] for line in keep] for group, logged in self.texts.items()}
+        curves = Curves(step[keep], texts=texts)
         for (key, name), values in self.values.items():
             by_name = curves.columns if name is None else curves.groups.setdefault(key, {})
             by_name[key if name is None else name] = np.array(values)[keep]
