@@ -8,6 +8,7 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.report import comparison, curves, data, page, summary
+from bessemer.report.log_gaps import missing_lines
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from tests.report.conftest import MakeRun, valid_plotly
@@ -163,7 +164,7 @@ def test_a_truncated_time_log_is_noted(make_run: MakeRun) -> None:
 def test_steps_without_a_line_are_found_at_any_interval(
     logged: list[int], step: int, log_every: int, says: str
 ) -> None:
-    found = data.missing_lines(logged, step, log_every)
+    found = missing_lines(logged, step, log_every)
     assert (says in found) and bool(says) == bool(found)
 
 

@@ -10,10 +10,8 @@ import json
 import math
 import tomllib
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
+from bessemer.report.log_gaps import missing_lines
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines, read_steps
 from bessemer.tokens import degenerate_text
@@ -33,7 +32,6 @@ from bessemer.tokens import degenerate_text
 Column = NDArray[np.float64]
 Json = dict[str, Any]
 FileVersion = tuple[int, int, int] | None
-USUAL = 3  # a distance between lines that occurs this often is a logging interval
 
 
 # --- Values of a JSON file, whatever its shape ------------------------------------------------------------------------
@@ -219,30 +217,6 @@ def read(run: RunDirectory) -> RunData:
     if not any(reader.versions()):
         raise InputError(f"{run.path}: it holds no file of a run; start one with `bessemer run RECIPE`")
     return reader.read()
-
-
-def missing_lines(logged: Sequence[float], step: int, log_every: int = 1) -> str:
-    """Describe the gaps in the log up to `step`; empty if there are none.
-
-    Args:
-        logged: Steps with a line.
-        step: Last step to check.
-        log_every: Steps between lines by the recipe. A larger interval that is usual in the log replaces it.
-    """
-    logged = [int(one) for one in logged if one <= step]
-    distances = Counter(after - before for before, after in pairwise(logged))
-    interval = max(log_every, *(distance for distance, times in distances.items() if times >= USUAL), 1)
-    # A line is expected at each multiple of the interval. The last step and an earlier, smaller interval add more lines.
-    gaps = [
-        (before + 1, after - 1)
-        for before, after in pairwise([0, *logged, step + 1])
-        if (after - 1) // interval > before // interval
-    ]
-    if not gaps:
-        return ""
-    first, last = gaps[0]
-    more = f", and {counted(len(gaps) - 1, 'other gap')}" if len(gaps) > 1 else ""
-    return f"the lines of {f'step {first:,}' if first == last else f'steps {first:,} to {last:,}'} are missing{more}"
 
 
 class RunReader:
