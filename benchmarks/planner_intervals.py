@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import planner_layouts
@@ -123,13 +122,11 @@ def mixtures(folder: Path) -> dict[str, Any]:
     rows = [*planner_mixtures.bridge(), planner_mixtures.deepseek(), *planner_mixtures.simumax(folder)]
     rows = [row for row in rows if "memory" not in row.set]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    squares: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         counts[row.job.framework.name][device_class(row.job)] += 1
-        squares[row.set].append(log(row.measured / row.planned) ** 2)
     return {
         "mixtures": {name: dict(sorted(found.items())) for name, found in sorted(counts.items())},
-        "mixture_spread": max(fmean(found) for found in squares.values()) ** 0.5,
+        "mixture_spread": planner_mixtures.spread(rows),
     }
 
 

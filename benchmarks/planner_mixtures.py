@@ -12,15 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import Any
+from unittest.mock import patch
 
 from bessemer.plan import devices, shapes
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
 from bessemer.plan.estimate.step import step
+from bessemer.plan.intervals import interval, residuals
 
 # Rows of Megatron Bridge's performance summary for MoE models with a known shape: model, device, devices, batch in sequences,
 # micro-batch, tensor, pipeline, virtual, expert, tokens/s per device. Sequences of 4,096, fp8 (MXFP8 on Blackwell).
@@ -110,6 +113,23 @@ def simumax(folder: Path) -> list[MixtureRow]:
     return rows
 
 
+def spread(rows: list[MixtureRow]) -> float:
+    """Return the root mean square of log(measured / planned) in the set of step times where it is largest."""
+    squares: dict[str, list[float]] = {}
+    for row in rows:
+        if "memory" not in row.set:
+            squares.setdefault(row.set, []).append(log(row.measured / row.planned) ** 2)
+    return max(map(fmean, squares.values())) ** 0.5
+
+
+def is_inside(row: MixtureRow, rows: list[MixtureRow]) -> bool:
+    """Return True if the measured value is inside the 80% interval that is made without the row's set."""
+    others = spread([other for other in rows if other.set != row.set])
+    with patch.dict(residuals(), mixture_spread=others):
+        found = interval("memory" if "memory" in row.set else "step", row.job, row.planned)
+    return found.low <= row.measured <= found.high
+
+
 def summary(rows: list[MixtureRow]) -> dict[str, Any]:
     """Return the errors of a set."""
     errors = [row.error for row in rows]
@@ -127,9 +147,12 @@ def main() -> None:
     rows = [*bridge(), deepseek(), *(simumax(args.folder) if args.folder else [])]
     for row in rows:
         print(f"{row.set:16} {row.name:60} {row.error:+.1%}")
-    sets = {name: summary([row for row in rows if row.set == name]) for name in dict.fromkeys(row.set for row in rows)}
+    names = dict.fromkeys(row.set for row in rows)
+    sets = {name: summary([row for row in rows if row.set == name]) for name in names}
     for name, found in sets.items():
-        print(f"{name}: {found['n']}, median {found['median']:+.1%}, mean absolute {found['mean_absolute']:.1%}")
+        found["inside"] = sum(is_inside(row, rows) for row in rows if row.set == name)
+        errors = f"median {found['median']:+.1%}, mean absolute {found['mean_absolute']:.1%}"
+        print(f"{name}: {found['n']}, {errors}, {found['inside']} inside their 80% interval")
     if args.json:
         listed = [{"set": row.set, "name": row.name, "error": row.error} for row in rows]
         args.json.write_text(json.dumps({"sets": sets, "rows": listed}, indent=1) + "\n", encoding="utf-8")

@@ -47,7 +47,7 @@ LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
         "--days 3 --gpus 8xH100 --set train.steps=9", "--days 3 --money 5 --gpus 8xH100", "--days 3", "--money 1M --gpus 8xMI300X",
         "llama-7b --days 3", "llama-7b --price 2", "llama-2-70b",
         "--devices --gpus 4xH100", "--model list --price 2", 
-        "--params 1B --gpus 10000000xH100 --tokens 20B", "--model qwen3-30b-a3b --gpus 64xH100 --framework fsdp",
+        "--params 1B --gpus 10000000xH100 --tokens 20B", "--model deepseek-v3 --gpus 64xH100 --framework bessemer",
         "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
         *(f"--gpus 8xH100 {budget}" for budget in ("--days -5", "--money -5", "--params 7B --days 1e-9")),
         *(f"--params 7B {given}" for given in (

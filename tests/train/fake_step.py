@@ -137,11 +137,11 @@ class AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watch_step(train: Train, layout: Parallel, config: ModelConfig, model: Transformer, engine: Engine) -> StepBytes:
-    """Take a step of zero tokens, with optimizer state from an earlier step."""
+    """Take a step of tokens that differ, with optimizer state from an earlier step."""
     batch, size = train.global_batch_tokens, train.micro_batch
     assert batch is not None and size is not None
     count = batch // config.sequence_length // layout.data // size
-    tokens = torch.zeros((size, config.sequence_length), dtype=torch.int64)
+    tokens = torch.arange(size * config.sequence_length).remainder(config.vocabulary).view(size, -1)
     keys_B = torch.zeros(size, dtype=torch.int64) if train.dropout.is_on else None
     # Two micro-batches reach the peak without a pipeline: a first and a last one.
     parts = [MicroBatch(tokens, tokens, None, keys_B)] * (count if layout.pipeline > 1 else min(count, 2))

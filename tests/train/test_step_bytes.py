@@ -40,13 +40,14 @@ model = {layers = 4, width = 128, heads = 4, kv_heads = 2, mlp_width = 384}
 tokens = {sequence_length = 64, document_mask = false}
 train = {steps = 4, global_batch_tokens = 1024, micro_batch = 2, device = "cpu"}
 """
+SPARSE = TEXT.replace("mlp_width = 384", 'family = "qwen3_moe", experts = 8, experts_per_token = 2, expert_width = 192')
 VOCABULARY = 512
 BF16 = ElementBytes(2, cast=2)
 
 
-def recipe_of(layout: Parallel, **train: Any) -> tuple[Recipe, ModelConfig]:
+def recipe_of(layout: Parallel, text: str = TEXT, **train: Any) -> tuple[Recipe, ModelConfig]:
     """Return a resolved recipe, with two micro-batches without a pipeline, and its model."""
-    resolved = recipe_defaults.resolve(parse(TEXT, "test"), VOCABULARY)
+    resolved = recipe_defaults.resolve(parse(text, "test"), VOCABULARY)
     batch = 64 * 2 * 2 * layout.data if layout.pipeline == 1 else 1024
     changed = resolved.train.model_copy(update={"recompute": "full", "global_batch_tokens": batch, **train})
     recipe = resolved.model_copy(update={"parallel": layout, "train": changed})
@@ -120,9 +121,9 @@ def test_memory_and_collectives_of_a_step_equal_the_formulas(name: str) -> None:
         assert everyone == pytest.approx(sent_by_rings(layout, config, weight=2), rel=1e-3)
 
 
-def real(layout: Parallel) -> StepBytes:
+def real(layout: Parallel, text: str = TEXT) -> StepBytes:
     """Take a step on this process of a real group."""
-    recipe, config = recipe_of(layout)
+    recipe, config = recipe_of(layout, text)
     mesh, task = join(layout, torch.device("cpu")), task_of(recipe.train, False, config, 0)
     built = parallelize.parallelize(
         recipe.train,
@@ -151,6 +152,18 @@ def test_memory_and_collectives_of_two_processes_equal_the_formulas_of_their_zer
 
 
 FP32 = ElementBytes(4)
+
+
+@pytest.mark.parametrize(
+    "layout", [Parallel(shard=2, expert=2), Parallel(shard=2, expert=2, zero=1), Parallel(tensor=2)]
+)
+def test_memory_of_two_processes_with_experts_equals_the_formula(layout: Parallel) -> None:
+    recipe, config = recipe_of(layout, SPARSE)
+    (part,) = pipeline_ranks(config, layout)
+    planned = rank_memory(recipe.train, layout, config, part, FP32, recomputed_per_rank=config.layers, is_cuda=True)
+    for held in run_on(2, real, layout, SPARSE):
+        assert (held.weights, held.optimizer) == pytest.approx((planned.weights, planned.optimizer), rel=0.01)
+        assert held.peak == pytest.approx(planned.total, rel=0.1)
 
 
 class Storages(TorchDispatchMode):

@@ -21,6 +21,9 @@ MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
 HEAP_SHARE = 0.65
 # Factor on the measured peak of training steps, for validation and batches of other lengths, which those steps do not include.
 MEASURED_MARGIN = 1.05
+# oneDNN compiles each bf16 matmul of another shape: 0.6 to 0.85 MB of machine code for matrices of 64 x 64 to 512 x 1,024. An
+# expert has six matmuls, and up to four numbers of rows between two powers of two (`model/mixture_of_experts.py`).
+COMPILED_BYTES, MATMULS, SIZES = 700_000, 6, 4
 # Bytes per attention score with dropout on attention weights, over the forward and backward pass of a chunk: 18 were counted
 # in bf16 and 20 in fp32.
 SCORE_BYTES = 20
@@ -42,6 +45,7 @@ class Memory:
         before_model: Memory of the process before it creates the model; on a CPU, mostly libraries.
         unsharded_weights: Weights in the compute dtype, all-gathered by FSDP2 or cast by autocast.
         fragmentation: Unusable gaps in a CPU's heap, estimated by HEAP_SHARE or measured.
+        compiled: Machine code that a CPU compiles for the experts' numbers of rows; a plan counts it as fragmentation.
     """
 
     weights: int
@@ -53,6 +57,7 @@ class Memory:
     before_model: int
     unsharded_weights: int = 0
     fragmentation: int = 0
+    compiled: int = 0
 
     @property
     def total(self) -> int:
@@ -65,10 +70,11 @@ class Memory:
         than its weights, gradients and other state, it reused memory that the process had freed, and the parts stay
         unchanged.
         """
-        held, passing = self.total - self.before_model - self.fragmentation, self.activations + self.logits
+        passing = self.activations + self.logits
+        held = self.total - self.before_model - self.fragmentation - self.compiled
         missing = round(MEASURED_MARGIN * step_bytes) - held
-        if missing >= 0:
-            return replace(self, fragmentation=missing)
+        if missing >= 0:  # the measured steps compile some of the code
+            return replace(self, fragmentation=max(missing - self.compiled, 0))
         if missing <= -passing:
             return self
         share = 1.0 + missing / passing
@@ -80,6 +86,7 @@ class Memory:
         """Return the bytes by part and their total, under the names used in all plans: unsharded weights are `buffers`."""
         parts = asdict(self)
         buffers = parts.pop("unsharded_weights")
+        parts["fragmentation"] += parts.pop("compiled")
         return {**parts, "buffers": buffers, "total": self.total}
 
 
@@ -161,6 +168,9 @@ def rank_memory(
         memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
     if is_cuda:
         memory = replace(memory, fragmentation=0)
+    elif config.experts and element_bytes.activation < FP32:
+        rows = _micro_batches(train, layout, config)[0] * layout.expert  # an expert has at most one row of a token
+        memory = replace(memory, compiled=round(COMPILED_BYTES * MATMULS * SIZES * math.log2(max(rows, 128) / 64)))
     return replace(memory, before_model=before_model) if before_model else memory
 
 
@@ -240,6 +250,12 @@ def _sharded_memory(
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
+    elif (
+        layout.tensor > 1
+    ):  # the sum over the tensor group of gradients that it does not divide, when activations are free
+        whole = rank.blocks * (config.block_parameters - config.block_sharded_parameters)
+        buffers = 2 * element_bytes.gradient * whole - step.activations - step.logits
+        trained = trained._replace(gradient_buffers=max(buffers, 0))
     memory = Memory(
         weights=state.weights, gradients=trained.gradients,
         optimizer=round(optimizer_bytes(train, config) * of_moments) + undivided_state_bytes(train, config, rank.blocks),
@@ -366,7 +382,9 @@ def state_bytes(
     gradients = with_padding.shard_bytes(layout, element_bytes.gradient)
     if not layout.uses_fsdp:
         return RankState(weights, 0, gradients, 0)
-    two_blocks = min(2, params.blocks) * with_padding.block  # one in use, one being gathered
+    # One block is in use, one being gathered. Divided experts are gathered and reduced apart from the rest of their block.
+    rest, experts = with_padding.block - params.experts, params.experts * (params.blocks > 0)
+    two_blocks = min(2, params.blocks) * rest + experts
     unsharded_weights = bytes_gathered * (with_padding.all if zero < 3 else params.root + two_blocks)
     # The buffer of the block that is reduce-scattered.
     reduced = element_bytes.gradient * (with_padding.block if params.blocks else params.root)
@@ -377,7 +395,7 @@ def state_bytes(
         return RankState(weights, unsharded_weights, 0, buffers)
     # Gradients are unsharded until their reduce-scatter: those of one block, and half of those outside of blocks, since the
     # output matrix gets its gradient at the start of the backward pass and the embedding at the end.
-    unsharded = bytes_gathered * (params.block + params.root // 2)
+    unsharded = bytes_gathered * (max(params.block - params.experts, params.experts) + params.root // 2)
     return RankState(weights, unsharded_weights, gradients, reduced + unsharded)
 
 

@@ -12,6 +12,11 @@ from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AxisSizes
 
 
+def divides_state(layout: AxisSizes) -> bool:
+    """Return True if `zero` divides the state of some weights: over `shard`, or over the processes with the same experts."""
+    return layout.state_shards > 1 or (layout.expert > 1 and layout.expert_shards > 1)
+
+
 def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
     """Return the elements of a weight after FSDP pads its shards (`data.shard_placement`).
 

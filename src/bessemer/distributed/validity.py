@@ -36,7 +36,7 @@ def require_valid(
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
-        require_experts(config, layout)
+    require_experts(config, layout, shards_evenly=is_ours)
     num_stages(config, layout, stages_without_blocks)
     require_micro_batches(layout, micro_batches)
 
@@ -126,9 +126,9 @@ def require_shards(config: ModelConfig, layout: Parallel) -> None:
     )
 
 
-def require_experts(config: ModelConfig, layout: Parallel) -> None:
+def require_experts(config: ModelConfig, layout: Parallel, *, shards_evenly: bool = True) -> None:
     """Raise InputError, with the sizes that work, when parallel.expert cannot divide the experts of a model."""
-    sizes = expert_sizes(config, layout.stage_ranks)
+    sizes = expert_sizes(config, layout.stage_ranks, shards_evenly=shards_evenly)
     if layout.expert in sizes:
         return
     if not config.experts:
@@ -139,17 +139,17 @@ def require_experts(config: ModelConfig, layout: Parallel) -> None:
     )
 
 
-def expert_sizes(config: ModelConfig, ranks: int) -> list[int]:
+def expert_sizes(config: ModelConfig, ranks: int, *, shards_evenly: bool = True) -> list[int]:
     """Return the sizes of parallel.expert that divide the experts of a model and the ranks of a pipeline stage.
 
-    Ranks with the same experts shard their weights along another dimension, which they must divide evenly.
+    With `shards_evenly`, ranks with the same experts shard their weights along another dimension, which they must divide.
     """
     shapes = [parameter.shape[1:] for parameter in config.block_table.values() if parameter.is_routed]
 
     both = math.gcd(config.experts, ranks) if config.experts else 1
 
     def is_even(shards: int) -> bool:
-        return all(any(number % shards == 0 for number in shape) for shape in shapes)
+        return not shards_evenly or all(any(number % shards == 0 for number in shape) for shape in shapes)
 
     return [size for size in range(1, both + 1) if size == 1 or (both % size == 0 and is_even(ranks // size))]
 

@@ -8,6 +8,7 @@ from typing import get_args
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
+from bessemer.distributed.shards import divides_state
 from bessemer.distributed.validity import indivisible_by_tensor
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
@@ -16,9 +17,10 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, advised_batch
 from bessemer.plan import devices, unplanned
 from bessemer.plan.devices import PRECISIONS
-from bessemer.plan.estimate import experts, frameworks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import TRAIN, ClusterSpec, Job, Layout, Precision, Recompute
+from bessemer.plan.latent_attention import latent_of
 from bessemer.plan.scaling_laws import critical_batches
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
@@ -90,10 +92,6 @@ def goal_of(
     batch = resolved.batches.full
     tokens = _whole_steps(recipe, resolved)
     layout = _layout(recipe, batch, framework.sequence_parallel)
-    if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
-        raise InputError(why)
-    if config.experts and "zero" not in recipe.parallel.model_fields_set:
-        layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework)
     if framework.name == "bessemer":
@@ -150,13 +148,13 @@ def _of_mixture(recipe: Recipe, model: ModelConfig) -> Recipe:
 
 
 def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
-    """Return the framework to plan for: the recipe's, or another one if Bessemer's own has no plan for this device or model.
+    """Return the framework to plan for: the recipe's, or another one if Bessemer does not train this model or on this device.
 
     Adds a note when it switches. Raises InputError if the recipe sets `cluster.framework = bessemer` explicitly.
     """
     name, other, limit = recipe.cluster.framework, device.framework, f"does not train on {device.name}"
-    if model.experts:
-        other, limit = "megatron-core", "has no plan of its own for mixtures of experts"
+    if latent_of(model) is not None:
+        other, limit = "megatron-core", "does not train latent attention"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
             raise InputError(f"cluster.framework: bessemer {limit}; remove the key to plan for {other}")
@@ -193,7 +191,7 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     return Layout(
         **{way: getattr(parallel, way) for way in AXES},
         virtual=parallel.stages_per_rank,
-        zero=parallel.zero if parallel.state_shards > 1 else 0,
+        zero=parallel.zero if divides_state(parallel) else 0,
         schedule=parallel.schedule,
         micro_batch=recipe.train.micro_batch or usual,
         sequence_parallel=sequence_parallel,

@@ -12,8 +12,14 @@ from itertools import product
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
-from bessemer.distributed.shards import padding
-from bessemer.distributed.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
+from bessemer.distributed.shards import divides_state, padding
+from bessemer.distributed.validity import (
+    divides_evenly,
+    expert_sizes,
+    indivisible_by_tensor,
+    require_context,
+    require_tensor,
+)
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.goal import divisors
 from bessemer.recipe import Parallel
@@ -112,8 +118,6 @@ def _shards(job: Job, data: int, tensor: int, inner: int, fixed: frozenset[str],
         impossible[f"{ranks} times the other ways is not {counted(job.cluster.devices, 'device')}"] += 1
         return []
     within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
-    if job.model.expert_parameters:
-        return [data]
     most = data
     if job.framework.name == "bessemer":
         even = (n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
@@ -123,7 +127,7 @@ def _shards(job: Job, data: int, tensor: int, inner: int, fixed: frozenset[str],
 
 def expert_ranks(job: Job, ranks: int, fixed: frozenset[str]) -> list[int]:
     """Return the numbers of ranks of a pipeline stage over which to divide a mixture's experts, or only the fixed one."""
-    sizes = divisors(math.gcd(job.model.experts, ranks)) if job.model.experts else [1]
+    sizes = expert_sizes(job.model, ranks, shards_evenly=job.framework.fully_sharded)
     return [size for size in sizes if "expert" not in fixed or size == job.layout.expert]
 
 
@@ -167,13 +171,13 @@ def _schedules(
 def zero_stages(job: Job, split: Layout, fixed: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
     """Return the ZeRO stages to try, or only the fixed one; 0 if no two devices share state."""
     zero = job.layout.zero
-    stages = (1,) if job.model.expert_parameters else (1, 2, 3)
+    stages: tuple[int, ...] = (1, 2, 3)
     if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
         stages = (1,)
         if "zero" in fixed and zero > 1:
             impossible[f"schedule {split.schedule} runs with zero 1, not {zero}"] += 1
             return ()
-    if split.state_shards > 1:
+    if divides_state(split):
         return (zero,) if "zero" in fixed else stages
     if "zero" in fixed and job.cluster.devices > 1:
         impossible[f"zero {zero} divides state over shard, and shard is 1"] += 1

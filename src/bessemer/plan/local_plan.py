@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.distributed.memory import Memory
 from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
+from bessemer.distributed.shards import divides_state
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import step_flops_per_token
 from bessemer.model.sublayers import FP32
@@ -95,7 +96,7 @@ def _layout(recipe: ResolvedRecipe) -> dict[str, Any]:
         "micro_batch": train.micro_batch,
         "micro_batches": layout.micro_batches(recipe.batches.full, train.micro_batch) or 1,
         "recompute": train.recompute,
-        "zero": layout.zero if layout.state_shards > 1 else 0,
+        "zero": layout.zero if divides_state(layout) else 0,
         "schedule": layout.schedule,
     }
 

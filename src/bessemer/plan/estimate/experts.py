@@ -1,9 +1,9 @@
 """Mixtures of experts in a step: matmuls of a block, exchange of tokens, and the experts on a device.
 
-Expert parallelism follows Megatron-Core (Liu et al. 2025, "MoE Parallel Folding"). The experts of a layer are divided
-over `expert` ranks, which are neighbours within tensor x context x shard of a pipeline stage. Each expert is complete
-on its rank, and a tensor rank dispatches its own tokens of the sequence. Ranks with copies of the same experts shard
-their optimizer state.
+Expert parallelism follows Megatron-Core (Liu et al. 2025, "MoE Parallel Folding"), as that of Bessemer and torchtitan
+does. The experts of a layer are divided over `expert` ranks, which are neighbours within a pipeline stage. Each expert
+is complete on its rank, and a tensor rank dispatches its own tokens of the sequence. Ranks with copies of the same
+experts shard their state as `zero` says.
 """
 
 from __future__ import annotations
@@ -173,9 +173,12 @@ def exchange(
     return mixture_share(model) * (seconds + how.call + how.near)
 
 
-def ranks(layout: Layout) -> int:
-    """Return the number of ranks that hold copies of the same experts and shard their optimizer state."""
-    return max(layout.expert_shards, 1)
+def are_apart(layout: Layout, framework: Framework) -> bool:
+    """Return True if the ranks that shard routed experts are not those that shard the rest of a block.
+
+    FSDP programs shard undivided experts like other weights.
+    """
+    return layout.expert > 1 or not framework.fully_sharded
 
 
 def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
@@ -185,18 +188,3 @@ def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
     """
     by_layer = (kind.expert_parameters / kind.layers * count for kind, count in by_kind(model, blocks, is_first))
     return sum(by_layer) / expert
-
-
-def refuse(model: ModelConfig, layout: Layout, framework: Framework) -> str | None:
-    """Return the reason why experts cannot be placed in a layout, or None."""
-    if not model.experts:
-        return None if layout.expert == 1 else f"expert = {layout.expert}, but the model has no experts"
-    if framework.fully_sharded:
-        return f"framework {framework.name}: mixtures of experts are planned of programs with whole weights, as megatron-core"
-    if layout.zero > 1:
-        return "zero: mixtures of experts are planned with 0 or 1"
-    if model.experts % layout.expert:
-        return f"expert = {layout.expert} does not divide {model.experts} experts"
-    if layout.stage_ranks % layout.expert:
-        return f"expert = {layout.expert} does not divide tensor x context x shard = {layout.stage_ranks}"
-    return None

@@ -50,6 +50,7 @@ class Framework:
     expert_overlap: float = 0.0
     expert_kernels: int = 40
     imbalance: float = 1.1
+    reads_counts: bool = False
     sequence_parallel: bool = True
     copies: bool = False
     tensor_overlap: float = 0.0

@@ -146,12 +146,8 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
     into a second buffer: for the two gathered inputs and the two sums of the backward pass, or a share of them
     (`copies`).
     """
-    inside = width / split.tensor
-    hidden = inside * config.mlp_width * (3 if config.gated else 2)
-    if config.experts:
-        share = split.tensor if split.sequence else 1
-        routed = config.experts_per_token * (3 * config.expert_width + 2 * config.width) * width / share
-        hidden = max(hidden if config.dense_layers else 0.0, routed)
+    ranks = split.tensor if split.sequence or not config.mixture_layers else 1
+    hidden = width * config.sublayers[-1].gradient_elements / ranks
     is_written = framework.attention != "flash"
     written = 2 * width * config.sequence_length * config.heads / split.tensor if is_written else 0.0
     return max(hidden, written) + (2 + 4 * copies) * width * config.width
@@ -190,27 +186,31 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     """Return the bytes of model state on a pipeline rank at the peak of a step."""
     framework, layout = job.framework, job.layout
     blocks = experts.by_kind(job.model, rank.blocks, rank.has_embedding)
-    kinds = [(PartParameters.count(kind, rank, layout.tensor), count) for kind, count in blocks]
+    kinds = [(PartParameters.count(kind, rank, layout.tensor, layout.expert), count) for kind, count in blocks]
     own = kinds[-1][0] if kinds else PartParameters.count(job.model, rank, layout.tensor)
     n = job.layout.state_shards
     width = ELEMENT_BYTES[job.precision]
     placed = experts.held(job.model, rank.blocks, rank.has_embedding, layout.expert)
-    if framework.fully_sharded:
-        return _fully_sharded(job, own, n if layout.zero else 1, width)
+    everything = own.root + sum(count * part.block for part, count in kinds) - placed
     framework = _wide(framework) if width == FP32 else framework
-    everything = own.root + sum(count * part.block for part, count in kinds) - layout.expert * placed
-    buffers = framework.bucket_bytes
-    fresh = everything if layout.zero < 2 else 2 * own.block
-    buffers += framework.fresh_bytes * fresh + framework.copy_bytes * everything * (layout.data > 1)
-    buffers += framework.step_bytes * everything / (n if layout.zero else 1)
-    if layout.zero == 3 and n > 1:
-        buffers += framework.weight_bytes * (2 * own.block + own.root)
-    if framework.scratch_gradients and width < FP32:
-        buffers += 2.0 * scratch(job.model, rank, layout.tensor)
-    # Ranks with copies of the same experts shard their optimizer state among themselves.
-    rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
+    if framework.fully_sharded:
+        if not experts.are_apart(layout, framework):
+            everything, placed = everything + placed, 0.0
+        buffers = _fsdp_buffers(job, own, everything + placed, width) if layout.zero else 0.0
+    else:
+        buffers = framework.bucket_bytes
+        fresh = everything if layout.zero < 2 else 2 * own.block
+        buffers += framework.fresh_bytes * (fresh + placed) + framework.copy_bytes * everything * (layout.data > 1)
+        buffers += framework.step_bytes * everything / (n if layout.zero else 1)
+        if layout.zero == 3 and n > 1:
+            buffers += framework.weight_bytes * (2 * own.block + own.root)
+        if framework.scratch_gradients and width < FP32:
+            buffers += 2.0 * scratch(job.model, rank, layout.tensor)
+    # Ranks with copies of the same experts shard their state among themselves. FSDP shards all state or none.
+    zero = 3 if framework.fully_sharded and layout.zero else layout.zero
+    rest, theirs = each(framework, zero, n), each(framework, zero, layout.expert_shards)
     weights, master, gradients, moments = (a * everything + b * placed for a, b in zip(rest, theirs, strict=True))
-    return StateBytes(weights, master, gradients, moments, buffers + framework.fresh_bytes * placed)
+    return StateBytes(weights, master, gradients, moments, buffers)
 
 
 @lru_cache(maxsize=64)
@@ -225,19 +225,15 @@ def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
     Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since 2.3). Autograd receives it when
     the real gradient is added to the fp32 buffer.
     """
-    if config.experts:
-        routed, attention = (
-            config.expert_parameters / config.mixture_layers / config.experts,
-            config.sublayers[1].parameters,
-        )
-        return (sum(part.size for part in attention if part.is_matrix) / tensor + routed) * (rank.blocks > 0)
-    return config.block_matrix_parameters / tensor * (rank.blocks > 0)
+    matrices = [part for facts in config.sublayers for part in facts.parameters if part.is_matrix]
+    return sum(part.size / (config.experts if part.is_routed else tensor) for part in matrices) * (rank.blocks > 0)
 
 
-def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
-    """Return the bytes of FSDP state sharded by n, with full blocks in the matmul dtype while they are in use.
+def _fsdp_buffers(job: Job, own: PartParameters, parameters: float, narrow: int) -> float:
+    """Return the bytes of full blocks and gradients while FSDP uses them.
 
-    `own` counts the parameters of the pipeline rank, and `narrow` is the bytes of an element in the matmul dtype.
+    `own` counts the parameters of the pipeline rank, `parameters` is their sum, and `narrow` is the bytes of an element in
+    the matmul dtype.
 
     In stage 3, gathered blocks are freed after each pass, except two (one in use, one prefetched) and the weights
     outside blocks. In lower stages, and in a pipeline, whose micro-batches would gather again and again, they stay.
@@ -247,14 +243,9 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     # In a round of an interleaved schedule, a stage completes all its backward passes before the device's next stage starts.
     is_one_round = job.micro_batches <= layout.pipeline or (framework.scatter == "round" and layout.zero >= 2)
     by_stage = SCHEDULES[layout.schedule].has_equal_rounds and is_one_round
-    at_once = own.all / layout.stages_per_rank if by_stage else own.all
+    at_once = parameters / layout.stages_per_rank if by_stage else parameters
     several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
-    buffers = 0.0
-    if n > 1:
-        whole = own.all if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
-        buffers = narrow * whole
-        # Only one of the two vocabulary matrices has an unsharded gradient at a time, as in `distributed.memory.state_bytes`.
-        fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
-        buffers += max(fresh, framework.gradient_bytes * several)
-    weights, master, gradients, moments = (one * own.all for one in each(framework, 3, n))
-    return StateBytes(weights, master, gradients, moments, buffers)
+    whole = parameters if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
+    # Only one of the two vocabulary matrices has an unsharded gradient at a time, as in `distributed.memory.state_bytes`.
+    fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
+    return narrow * whole + max(fresh, framework.gradient_bytes * several)

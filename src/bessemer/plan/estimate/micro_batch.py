@@ -122,7 +122,9 @@ def micro_batch_seconds(job: Job, how: Physics) -> MicroBatchSeconds:
     """Return the times of a micro-batch of a job, apart from its pipeline; `how` has the efficiencies of the devices."""
     layout = job.layout
     queues = layout.pipeline > 1 and layout.world > job.cluster.near
-    alone = replace(layout, replicate=1, pipeline=1, virtual=1, schedule="1f1b")
+    # All ranks of a stage share divided experts, replicas too.
+    replicate = layout.replicate if layout.expert > 1 else 1
+    alone = replace(layout, replicate=replicate, pipeline=1, virtual=1, schedule="1f1b")
     return _seconds(replace(job, layout=alone, batch=1, train=TRAIN, offload=False), queues, how)
 
 
@@ -136,6 +138,7 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
     model, layout, framework, device = job.model, job.layout, job.framework, job.cluster.device
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
     recomputes_all = layout.recompute == "full"
+    recomputes_sent = layout.recompute == "selective" and framework.selective == "elementwise"
     added = framework.accumulate * model.block_unrouted_parameters / layout.tensor / (device.bandwidth * how.bandwidth)
     tensor = _tensor(job, how)
     forward = block.forward + WorkSeconds(elementwise=tensor.copied[0])
@@ -151,7 +154,7 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
         PassSeconds(
             backward, tensor.total[1], tensor.paired[1], turn_back + (turn if recomputes_all else 0.0),
             gathered * (2 if framework.regathers and recomputes_all else 1) + scattered,
-            sent_back + (sent if recomputes_all else 0.0),
+            sent_back + (sent if recomputes_all or recomputes_sent else 0.0),
         ),
     )  # fmt: skip
     one, two = (each.exposed(job, stalled, how) for each in passes)
@@ -243,14 +246,18 @@ def _experts(job: Job, how: Physics) -> tuple[float, float]:
     """Return the seconds of a block's exchange of tokens with experts, forward and backward.
 
     Each pass dispatches tokens and returns their results, or the gradients of both. In fp8, tokens are cast before
-    dispatch where the program can; sums return in 16 bits.
+    dispatch where the program can; sums return in 16 bits. If the host must know the numbers of tokens (`reads_counts`),
+    ranks exchange these first, and the device waits for the next kernel.
     """
     layout, framework, wide = job.layout, job.framework, ELEMENT_BYTES[job.precision]
     tokens = job.micro_batch_tokens / (layout.tensor if layout.sequence_parallel else 1)
     narrow = 1 if job.precision == "fp8" and framework.dispatch == "node" else wide
     exchanged = job.model, tokens, layout.expert
-    going, coming = (experts.exchange(*exchanged, size, job.cluster, framework, how) for size in (narrow, wide))
-    return going + coming, 2 * coming
+    going, coming, counts = (
+        experts.exchange(*exchanged, size, job.cluster, framework, how) for size in (narrow, wide, 0)
+    )
+    waited = counts + experts.mixture_share(job.model) * framework.launch * how.launch
+    return going + coming + waited * (framework.reads_counts and layout.expert > 1), 2 * coming
 
 
 def _context(job: Job, how: Physics) -> tuple[float, float]:
@@ -271,20 +278,32 @@ def _context(job: Job, how: Physics) -> tuple[float, float]:
 def _shard(job: Job, how: Physics) -> tuple[float, float]:
     """Return the seconds to gather a block's weights for a pass and to scatter its gradients, for a micro-batch.
 
-    Context ranks hold the same weights and share them too.
+    Context ranks hold the same weights and share them too. Each rank of a tensor group has a part of the gradients of
+    experts that are not divided.
     """
     model, layout, framework = job.model, job.layout, job.framework
-    if layout.zero < 2 or layout.shard == 1:
-        return 0.0, 0.0
-    spread = collectives.of(job.cluster, layout.state_shards, layout.tensor, how)
-    weights = model.block_unrouted_parameters / layout.tensor
-    weights *= shard_padding(framework, model, layout.tensor, layout.state_shards)
-    parts = spread.size * framework.listed
+    weights, routed = (
+        model.block_unrouted_parameters / layout.tensor,
+        model.expert_parameters / model.layers / layout.expert,
+    )
     gathered = scattered = 0.0
-    if layout.zero == 3:
-        gathered = collectives.gather(spread, weights * framework.gather_bytes, framework.gathers)
-        gathered += framework.gathers * parts
-    if framework.scatter == "micro-batch":
-        scattered = collectives.summed(spread, weights * framework.reduce_bytes, framework.scatters, framework.sums)
-        scattered += framework.scatters * parts
+    groups = []
+    if not experts.are_apart(layout, framework):
+        weights += routed
+        summed = collectives.of(job.cluster, layout.tensor, 1, how)
+        scattered = collectives.reduce(summed, routed * ELEMENT_BYTES[job.precision])
+    elif routed:
+        groups.append((routed, collectives.of(job.cluster, layout.expert_shards, layout.expert, how)))
+    if layout.shard > 1:
+        weights *= shard_padding(framework, model, layout.tensor, layout.state_shards)
+        groups.append((weights, collectives.of(job.cluster, layout.state_shards, layout.tensor, how)))
+    for parameters, spread in groups if layout.zero >= 2 else ():
+        parts = spread.size * framework.listed
+        if layout.zero == 3:
+            gathered += collectives.gather(spread, parameters * framework.gather_bytes, framework.gathers)
+            gathered += framework.gathers * parts
+        if framework.scatter == "micro-batch":
+            gradients = parameters * framework.reduce_bytes
+            scattered += collectives.summed(spread, gradients, framework.scatters, framework.sums)
+            scattered += framework.scatters * parts
     return gathered, scattered

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import inf, log, sqrt
+from math import log, sqrt
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
@@ -22,7 +22,8 @@ from bessemer.distributed.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.plan.estimate import collectives, experts
-from bessemer.plan.estimate.frameworks import blocks_of_stages, ranks_by_cut, shard_padding
+from bessemer.plan.estimate.collectives import CommunicationGroup
+from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages, ranks_by_cut, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.estimate.micro_batch import micro_batch_seconds
 from bessemer.plan.timetable import pipeline_seconds, rank_seconds
@@ -158,8 +159,6 @@ def refuse(job: Job) -> str | None:
     if not job.micro_batches:
         ranks = counted(layout.data, "data rank")
         return f"batch: {counted(job.batch, 'sequence')} are no micro-batches of {layout.micro_batch} on {ranks}"
-    if (why := experts.refuse(model, layout, job.framework)) is not None:
-        return why
     try:
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
         if layout.pipeline > 1 and each != layout.virtual:
@@ -197,18 +196,19 @@ def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
 
 
 def held_parameters(job: Job) -> tuple[float, float]:
-    """Return the parameters, and the parameters of routed experts, on the device that holds most of each.
+    """Return the parameters, and those of routed experts with separate shards, on the device that holds most of each.
 
     The first includes the padding of shards. Both are before ZeRO divides them.
     """
     model, layout = job.model, job.layout
     ranks = ranks_by_cut(model, parallel(layout), job.framework.cut)
     held = _fullest(model, ranks) / layout.tensor
+    routed = max(experts.held(model, rank.blocks, rank.has_embedding, layout.expert) for rank in ranks)
+    if not experts.are_apart(layout, job.framework):
+        held, routed = held + routed, 0.0
     if layout.zero >= 1:
         held *= shard_padding(job.framework, model, layout.tensor, layout.state_shards)
-    if not model.expert_parameters:
-        return held, 0.0
-    return held, max(experts.held(model, rank.blocks, rank.has_embedding, layout.expert) for rank in ranks)
+    return held, routed
 
 
 def exchange_seconds(job: Job, last: float, how: Physics) -> float:
@@ -221,35 +221,18 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     """
     layout, framework = job.layout, job.framework
     parameters, placed = held_parameters(job)
-    bucket = framework.bucket or inf
-    calls, of_experts = max(parameters / bucket, 1.0), max(placed / bucket, 1.0)
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights, so their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
     ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
-    gradients, weights = parameters * framework.reduce_bytes, parameters * framework.gather_bytes
-    total = 0.0
-    if not sharded:
-        total = collectives.reduce(ranks, gradients, calls)
-    else:
-        if layout.zero == 1 or framework.scatter == "step":
-            total += collectives.summed(ranks, gradients, calls, framework.sums)
-        elif framework.scatter == "round":  # each stage reduces after its backward passes of a round
-            rounds = 1
-            if SCHEDULES[layout.schedule].has_equal_rounds:
-                rounds = interleaved_rounds(layout.pipeline, job.micro_batches)
-            total += rounds * collectives.summed(ranks, gradients, calls, framework.sums)
-        if layout.zero < 3:
-            total += collectives.gather(ranks, weights, calls)
+    total = _exchanged(job, parameters, ranks, is_sharded=sharded)
+    if sharded:
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
-        total += collectives.reduce(copies, gradients / layout.shard, calls)
-    if placed:  # experts are reduced once a step, among the ranks that hold copies of them
-        copies = collectives.of(job.cluster, experts.ranks(layout), layout.expert, how)
-        if layout.zero:
-            total += collectives.summed(copies, placed * framework.reduce_bytes, of_experts, framework.sums)
-            total += collectives.gather(copies, placed * framework.gather_bytes, of_experts)
-        else:
-            total += collectives.reduce(copies, placed * framework.reduce_bytes, of_experts)
+        gradients = parameters * framework.reduce_bytes / layout.shard
+        total += collectives.reduce(copies, gradients, _calls(framework, parameters))
+    if placed:
+        copies = collectives.of(job.cluster, layout.expert_shards, layout.expert, how)
+        total += _exchanged(job, placed, copies, is_sharded=layout.zero >= 1)
     # Gradients overlap with the last backward pass, and weights with the next forward pass, which is half as long. With
     # interleaving, a rank's last stage finishes while its other stages still have a group of p micro-batches to process.
     overlap_window = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
@@ -259,6 +242,29 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     return total - overlap * min(total, overlap_window)
 
 
+def _calls(framework: Framework, parameters: float) -> float:
+    """Return the number of messages in which a framework exchanges parameters or their gradients once a step."""
+    return max(parameters / framework.bucket, 1.0) if framework.bucket else 1.0
+
+
+def _exchanged(job: Job, parameters: float, ranks: CommunicationGroup, *, is_sharded: bool) -> float:
+    """Return the seconds in which `ranks` exchange the gradients and weights of `parameters` once a step."""
+    layout, framework, calls = job.layout, job.framework, _calls(job.framework, parameters)
+    gradients = parameters * framework.reduce_bytes
+    if not is_sharded:
+        return collectives.reduce(ranks, gradients, calls)
+    times = 0
+    if layout.zero == 1 or framework.scatter == "step":
+        times = 1
+    elif framework.scatter == "round":  # each stage reduces after its backward passes of a round
+        has_rounds = SCHEDULES[layout.schedule].has_equal_rounds
+        times = interleaved_rounds(layout.pipeline, job.micro_batches) if has_rounds else 1
+    total = times * collectives.summed(ranks, gradients, calls, framework.sums)
+    if layout.zero < 3:
+        total += collectives.gather(ranks, parameters * framework.gather_bytes, calls)
+    return total
+
+
 def optimizer_seconds(job: Job, how: Physics) -> float:
     """Return the seconds of AdamW's passes over a device's state, and of the fixed costs of a step.
 
@@ -266,12 +272,10 @@ def optimizer_seconds(job: Job, how: Physics) -> float:
     also read for the norm, read and written for the clip, and zeroed.
     """
     layout, framework = job.layout, job.framework
-    share, (held, placed) = layout.shard if layout.zero >= 1 else 1, held_parameters(job)
+    shares, moved = (layout.shard, layout.expert_shards) if layout.zero >= 1 else (1, 1), 0.0
     wide = framework.master_bytes or framework.weight_bytes
     narrow = framework.weight_bytes if framework.master_bytes else 0.0
     state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow
-    gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
-    if placed:
-        copies = experts.ranks(layout) if layout.zero else 1
-        gradients += placed * framework.gradient_bytes * 4 + placed / copies * state
-    return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step
+    for held, share in zip(held_parameters(job), shares, strict=True):
+        moved += held / share * state + held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
+    return moved / (job.cluster.device.bandwidth * how.bandwidth) + how.step
