@@ -51,7 +51,7 @@ FREE = (  # also those set by ray, lm_eval, corpus workers and an export
     "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_CPP_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_XET_HIGH_PERFORMANCE", "NUMBA_NUM_THREADS",
-    "TRANSFORMERS_VERBOSITY",
+    "TRANSFORMERS_VERBOSITY", "HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE",
 )  # fmt: skip
 """Exceptions, which a fork can follow."""
 PASSED_SIGNALS = (
@@ -349,6 +349,8 @@ def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> 
 
     if environment.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
+    if "HF_ENDPOINT" in environment:  # read, like the variables that go with it, when this module is loaded
+        importlib.reload(importlib.import_module("huggingface_hub.constants"))
     if environment.get("OMP_NUM_THREADS", "").isdigit():
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
