@@ -17,10 +17,20 @@ from tests.report.conftest import MakeRun
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine")
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Chromium]:
-    with Chromium(tmp_path / "profile") as made:
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("chrome") / "profile") as made:
         yield made
+
+
+@pytest.fixture
+def browser(chrome: Chromium) -> Chromium:
+    """The browser with an empty page and its first settings."""
+    chrome.open("about:blank")
+    chrome.resize(1280, 900)
+    chrome.dark(False)
+    chrome.errors.clear()
+    return chrome
 
 
 def append(run: RunDirectory, step: int, loss: float) -> None:
