@@ -57,7 +57,7 @@ class StepStats:
     grad_norm: float
     nats: list[float]
     targets: list[int]
-    load: Tensor
+    load: Tensor = field(compare=False)
     accuracy: float | None = None
     scale: LossScale = field(default_factory=LossScale)
     overflow: bool = False
