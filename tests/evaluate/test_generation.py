@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bessemer.cli.chat import Chat, Template
 from bessemer.common.errors import InputError
-from bessemer.evaluate.chat import Chat, Template
 from bessemer.model.attention_scope import Documents
 from bessemer.model.generation import Sampling, choose, generate
 from bessemer.model.huggingface.families import FAMILIES

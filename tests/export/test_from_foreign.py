@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import processors
 
 from bessemer.cli import run_command
-from bessemer.evaluate.chat import Template
+from bessemer.cli.chat import Template
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of

@@ -42,7 +42,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         window_rope_theta=100.0, tie_embeddings=True,
     ),
     "a layer without rotary positions, others with half of them, some biases": dict(
-        unrotated_layers=(0,), rotary_fraction=0.5, inverse_layer_scale=True, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
+        unrotated_layers=(0,), rotary_fraction=0.5, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
     ),
     "biases of the MLP alone, a window in one layer": dict(
         mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_length=12),

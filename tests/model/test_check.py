@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from bessemer.cli.chat import Template
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.evaluate.chat import Template
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import check as checking
 from bessemer.model.huggingface.check import check_metadata, check_read
@@ -121,8 +121,6 @@ def folder_of(folder: Path, **files: Any) -> Path:
         (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 "),
         (CAUSAL, {"generation_config": {"eos_token_id": [3, 99]}}, "generation_config.json: eos_token_id = 99 "),
         (CLASSES, {"config": {"eos_token_id": 50}}, None),  # a classifier writes no text
-        (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 2, "c": 1}}},
-         "label2id .*'b'"),
         (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # a head that the model does not have
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template: line 1: .*--template"),
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% for m in messages %}{% break %}{% endfor %}"}}, None),
@@ -131,7 +129,7 @@ def folder_of(folder: Path, **files: Any) -> Path:
 def test_harmless_differences_give_warnings(
     config: ModelConfig, files: dict[str, Any], wanted: str | None, tmp_path: Path
 ) -> None:
-    found = check_metadata(folder_of(tmp_path, **files), config)
+    found = list(check_metadata(folder_of(tmp_path, **files), config))
     assert len(found) == (wanted is not None)
     if wanted is not None:
         assert re.search(wanted, found[0])
@@ -144,13 +142,12 @@ def test_harmless_differences_give_warnings(
         (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id"),
         (CAUSAL, {"generation_config": []}, "generation_config.json"),
         (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json"),
-        (CAUSAL, {"config": {"torch_dtype": 16}}, "config.json: torch_dtype = 16 "),
         (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "config.json: id2label "),
     ],
 )  # fmt: skip
 def test_unusable_models_are_errors(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        check_metadata(folder_of(tmp_path, **files), config)
+        list(check_metadata(folder_of(tmp_path, **files), config))
 
 
 def test_imported_templates_render_like_transformers() -> None:

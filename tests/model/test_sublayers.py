@@ -112,7 +112,7 @@ def test_saved_activations_equal_those_of_autograd(name: str, dtype: torch.dtype
     if is_eager:
         assert of_mlp == feed_forward.eager_bytes
         # On a CPU an RMS norm with a weight keeps a second fp32 copy: of the stream, and of queries and keys.
-        copies = made.norms_each * made.width * (made.norm == "rms")
+        copies = (4 if made.norm_position == "both" else 2) * made.width * (made.norm == "rms")
         copies += (made.heads + made.kv_heads) * made.head_dim * (made.qk_norm != "none")
         assert of_block == sum(part.eager_bytes for part in made.sublayers) + 4 * copies * made.norm_weight
         return
@@ -120,6 +120,6 @@ def test_saved_activations_equal_those_of_autograd(name: str, dtype: torch.dtype
     # On a CPU the queries that share a key are copied, since they are not contiguous, unless something else copies them.
     is_copied = made.kv_heads not in (1, made.heads) and (made.qk_norm == "head" or made.positions == "learned")
     copies = made.heads * made.head_dim * is_copied
-    statistics = made.norms_each * (1 if made.norm == "rms" else 2) + made.heads
+    statistics = (4 if made.norm_position == "both" else 2) * (1 if made.norm == "rms" else 2) + made.heads
     statistics += {"none": 0, "head": made.heads + made.kv_heads, "full": 2}[made.qk_norm]
     assert of_block == dtype.itemsize * (sum(part.saved_elements for part in made.sublayers) + copies + statistics)

@@ -80,7 +80,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_backward_pass() -> None:
     model = build_model(wanted, 0)
     task_of(frozen.train, False, wanted, 0).prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert sum(parameter.numel() for parameter in trained) == wanted.classifier_parameters == 4 * 256
+    assert sum(parameter.numel() for parameter in trained) == wanted.head_parameters == 4 * 256
     optimizer = optimizers.build(model, frozen.train.optimizer)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -92,7 +92,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_backward_pass() -> None:
         peak_memory(whole.train, whole.parallel, wanted, FP32),
     )
     assert planned.optimizer == held
-    assert planned.gradients == 4 * wanted.classifier_parameters
+    assert planned.gradients == 4 * wanted.head_parameters
     assert not model(torch.zeros(2, 128, dtype=torch.long)).requires_grad
     assert planned.activations < unfrozen.activations / 2
     assert (planned.logits, unfrozen.logits) == (0, 0)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from bessemer.cli.chat import Template
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import conversation
-from bessemer.evaluate.chat import Template
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import CHATML, ChatTemplate, default_system, render, template_names
 

@@ -85,7 +85,10 @@ def sent_by_rings(layout: Parallel, config: ModelConfig, weight: int) -> dict[st
     if layout.pipeline == 2:
         return {"send": 2 * 1024 * config.width * weight}
     if layout.tensor == 2:  # docs/reference/layouts.md
-        stream, split = tokens * config.width * weight, config.layers * config.block_sharded_parameters
+        stream, split = (
+            tokens * config.width * weight,
+            config.layers * config.per_block(lambda one: one.tensor_dim is not None),
+        )
         whole = parameters - split - config.tables() * config.vocabulary * config.width
         gathers, loss = (6 * layers + 2) * stream, 3 * tokens * 4
         return {
@@ -93,7 +96,7 @@ def sent_by_rings(layout: Parallel, config: ModelConfig, weight: int) -> dict[st
             "reduce_scatter": (5 * layers + 2) * stream,
             "all_reduce": 2 * (loss + 4 * whole),
         }
-    blocks = layers * config.block_parameters
+    blocks = layers * config.per_block()
     gathered, reduced = {
         1: (parameters, parameters), 2: (parameters, 2 * parameters), 3: (2 * (parameters + blocks), 2 * parameters),
     }[layout.zero]  # fmt: skip

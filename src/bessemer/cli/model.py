@@ -74,7 +74,7 @@ def _report_spelled(text: str, tokenizer: Tokenizer) -> None:
 
 
 def chat(args: argparse.Namespace) -> Any:
-    from bessemer.evaluate.chat import Chat, Template
+    from bessemer.cli.chat import Chat, Template
     from bessemer.tokens.tokenizer.chat import chat_template
 
     sampling = _sampling(args)
@@ -135,14 +135,14 @@ def import_model(args: argparse.Namespace) -> Any:
             f"{args.folder}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
         )
     result = imported.import_model(source, run, name, args.dir, commit)
-    compared = "" if result.logits_max_difference is None else (
-        f": transformers' logits differ by {result.logits_max_difference:.1e}"
-        + (f", {result.greedy_tokens_equal} greedy tokens equal" if result.greedy_tokens_equal else "")
+    compared = "" if result["logits_max_difference"] is None else (
+        f": transformers' logits differ by {result['logits_max_difference']:.1e}"
+        + (f", {result['greedy_tokens_equal']} greedy tokens equal" if result["greedy_tokens_equal"] else "")
     )  # fmt: skip
-    say(f"[green]✓[/] {result.architecture} of {amount(result.parameters)} parameters in {run.path}{compared}")
-    if result.note:
-        say(f"  note: {result.note}")
-    return {"run": run.path, **result.__dict__}
+    say(f"[green]✓[/] {result['architecture']} of {amount(result['parameters'])} parameters in {run.path}{compared}")
+    if result["note"]:
+        say(f"  note: {result['note']}")
+    return {"run": run.path, **result}
 
 
 def export(args: argparse.Namespace) -> Any:

@@ -10,7 +10,7 @@ from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
-from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
+from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.sublayers import FP32
 from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 
@@ -29,6 +29,15 @@ COMPILED_BYTES, MATMULS, SIZES = 700_000, 6, 4
 SCORE_BYTES = 20
 # Bytes per element of a norm in low precision: its input in fp32 and its result in 2 bytes.
 NORM_BYTES = 6
+
+# Maximum logits of a chunk on a CPU: 8 MiB of fp32 stay in the last-level cache, which makes every pass over them faster. With
+# 8,192 ids that is 256 rows. Matmuls of fewer than 128 rows are slow (docs/background/cpu-step.md).
+CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
+
+
+def loss_chunk(requested: int, vocabulary: int, is_cuda: bool) -> int:
+    """Return the number of tokens whose logits are in memory at once: `requested`, or on a CPU at most what fits its cache."""
+    return requested if is_cuda else min(requested, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,7 @@ def _single_process_memory(
     has the bytes allocated in a step, and `recomputed` is None if nothing is recomputed.
     """
     micro_batches = _micro_batches(train, layout, config)[1]
-    trained = config.classifier_parameters if train.is_frozen else config.parameters
+    trained = config.head_parameters if train.is_frozen else config.parameters
     whole = element_bytes.gradient * trained
     of_earlier = whole * (micro_batches > concurrent > 1)  # the sum over earlier micro-batches
     # Concurrent micro-batches create their gradients while activations are freed, so one set exists at the peak.
@@ -245,7 +254,7 @@ def _sharded_memory(
     state = trained = state_bytes(layout, params, with_padding, element_bytes, micro_batches)
     of_weights = of_moments = with_padding.shard_bytes(layout, 1) / config.parameters
     if train.is_frozen:
-        head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
+        head = PartParameters(block=0, root=config.head_parameters, blocks=0)
         trained = state_bytes(layout, head, head, element_bytes, micro_batches)
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
@@ -317,7 +326,7 @@ def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
     """
     moved, rest = len(train.optimizer.rule.moments), len(train.optimizer.rest_rule.moments)
     if train.is_frozen:
-        return round(MOMENT_BYTES["fp32"] * rest * config.classifier_parameters)
+        return round(MOMENT_BYTES["fp32"] * rest * config.head_parameters)
     each = MOMENT_BYTES[train.optimizer.state]
     matrices = config.layers * config.block_matrix_parameters
     vectors = config.parameters - matrices - config.embedding_parameters

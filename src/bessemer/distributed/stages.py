@@ -294,15 +294,14 @@ class PartParameters:
 
         Ranks may differ in rows of the tables with a row per token id. Norms outside of blocks count with the head.
         """
-        sharded = config.block_sharded_parameters
+        sharded = config.per_block(lambda parameter: parameter.tensor_dim is not None)
         table = rank_rows(config.vocabulary, tensor) * config.width
         root = config.tables(rank.has_embedding, rank.has_head) * table
         if rank.has_embedding:
-            positions = config.position_rows if config.positions == "learned" else 0
-            root += (positions + config.token_types) * config.width
+            root += (config.position_rows + config.token_types) * config.width
         if rank.has_head:
             root += config.parameters - round(config.count_parameters()) - config.embedding_parameters
-        block, routed = config.block_parameters - sharded + sharded // tensor, 0
+        block, routed = config.per_block() - sharded + sharded // tensor, 0
         if expert > 1:
             routed = config.expert_parameters // config.layers
             block, routed = block - routed + routed // expert, routed // expert

@@ -7,9 +7,9 @@ from dataclasses import fields
 import torch
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.comparison import quiet_transformers
 from bessemer.model.huggingface.config import REQUIRED
 from bessemer.model.huggingface.families import READ_ANYWHERE, ModelFamily
-from bessemer.model.huggingface.gate import quiet_transformers
 from bessemer.model.huggingface.rules import ACTIVATIONS
 from bessemer.model.transformer import Transformer, build_model
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from bessemer.common.errors import BessemerError
 from bessemer.common.extensions import is_own
 from bessemer.export.family_trial import require_same_keys, small_model
+from bessemer.export.gate import ExportCheck, errors_about, verify
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface import gate
+from bessemer.model.huggingface import comparison
+from bessemer.model.huggingface.comparison import Texts
 from bessemer.model.huggingface.config import family_of, read_config, to_hugging_face
-from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
 from bessemer.model.huggingface.weights import SHARD_BYTES, hub_tensors, require_written, write_weights
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json, write_atomic, write_json
@@ -168,9 +169,9 @@ def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
         folder: Folder with the export's small files.
     """
     with errors_about("export"):
-        theirs = gate.load_tokenizer(folder)
-        framing = gate.framing_of(theirs) if files.source else files.own_framing
-        gate.compare_tokenizers(theirs, Tokenizer.load_any(files.tokenizer_json), framing)
+        theirs = comparison.load_tokenizer(folder)
+        framing = comparison.framing_of(theirs) if files.source else files.own_framing
+        comparison.compare_tokenizers(theirs, Tokenizer.load_any(files.tokenizer_json), framing)
 
 
 def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
@@ -191,7 +192,7 @@ def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
     if not is_own(type(family := family_of(config))):
         require_same_keys(family)
         tokenizer, sample = Tokenizer.load_any(files.tokenizer_json), torch.arange(48).view(2, -1) % config.vocabulary
-        texts = [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
+        texts = [(text, tokenizer.encode(text)) for text in comparison.PLAIN_TEXTS]
         export(small_model(config), files, folder / "small", sample, texts)
 
 

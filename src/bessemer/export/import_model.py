@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from torch import Tensor
 from bessemer.checkpoint import save
 from bessemer.common.environment import describe
 from bessemer.common.errors import InputError
+from bessemer.export import gate
 from bessemer.export.hugging_face import keep_files
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface import gate
+from bessemer.model.huggingface import comparison
 from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.weights import read_model
@@ -36,30 +38,7 @@ from bessemer.train.trainer import Trainer
 SAMPLE_TOKENS = 64  # tokens per row for which the logits are compared
 
 
-@dataclass(frozen=True)
-class ImportedModel:
-    """An imported model with the results of its comparison with `transformers`.
-
-    Attributes:
-        architecture: Class of the model in transformers.
-        parameters: Number of parameters.
-        logits_max_difference: Largest absolute difference of the logits; None if they were not compared.
-        greedy_tokens_equal: Number of equal greedy tokens.
-        tokenizer_documents_equal: Number of texts that tokenize equally.
-        note: Reason why only part was compared; empty if all was.
-        commit: Commit on the hub that the files came from; None for a folder.
-    """
-
-    architecture: str
-    parameters: int
-    logits_max_difference: float | None
-    greedy_tokens_equal: int
-    tokenizer_documents_equal: int
-    note: str = ""
-    commit: str | None = None
-
-
-def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: str | None = None) -> ImportedModel:
+def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: str | None = None) -> dict[str, Any]:
     """Import a model into a new run directory, verified against `transformers`.
 
     The run directory appears complete by one rename, or not at all.
@@ -70,6 +49,9 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
         name: Name of the run.
         root: Folder that holds run directories.
         commit: Commit on the hub that `source` came from.
+
+    Returns:
+        The results of the comparison: the values of `ExportCheck`, and in `note` why not all was compared.
 
     Raises:
         InputError: The folder is not a supported model, its tokenizer does not fit, or the run directory has other files.
@@ -85,7 +67,7 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
         raise InputError(f"{source}: {has}; use the model's own tokenizer")
     read = check_read(source, model)
     with gate.errors_about(str(source)):
-        imported = replace(_compared(source, model, tokenizer, read), commit=commit)
+        imported = {**_compared(source, model, tokenizer, read), "commit": commit}
     recipe = _recipe(source, run, name, root, tokenizer)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +78,7 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
         _write(staged, source, config, tokenizer)
         write_atomic(staged.recipe, dump(recipe))
         device = _save(recipe, staged, model, tokenizer)
-        facts = {"imported": {"source": str(source), **asdict(imported)}}
+        facts = {"imported": {"source": str(source), **imported}}
         write_json(staged.environment, describe(device.name, device.precision.name) | facts)
         staged.path.chmod(0o755)  # a temporary folder is private to its owner, unlike other run directories
         run.lock_file.unlink(missing_ok=True)
@@ -107,27 +89,28 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
     return imported
 
 
-def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> ImportedModel:
+def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> dict[str, Any]:
     """Compare a model's tokenizer and, if the model fits in memory twice, its greedy tokens with those of `transformers`.
 
     `read` is the earlier comparison of the logits while the weights were read. It tells if the model fits: all layers were
     compared then.
     """
     sample, texts = gate_inputs(model, tokenizer)
-    architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
-        theirs = gate.load_tokenizer(source)
-        num_texts = gate.compare_tokenizers(theirs, tokenizer, gate.framing_of(theirs))
-        return ImportedModel(architecture, parameters, read.max_difference, 0, num_texts, read.line)
+        theirs = comparison.load_tokenizer(source)
+        return {
+            "architecture": to_hugging_face(model.config, 0)["architectures"][0], "parameters": model.config.parameters,
+            "logits_max_difference": read.max_difference, "greedy_tokens_equal": 0, "note": read.line,
+            "tokenizer_documents_equal": comparison.compare_tokenizers(theirs, tokenizer, comparison.framing_of(theirs)),
+        }  # fmt: skip
     check = gate.verify(model, source, sample, tokenizer, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
-    num_texts = check.tokenizer_documents_equal
-    return ImportedModel(architecture, parameters, worst, check.greedy_tokens_equal, num_texts, read.note)
+    return asdict(check) | {"logits_max_difference": worst, "note": read.note}
 
 
 def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Copy the model's own files into the run directory, and write the tokenizer as a run stores it."""
-    framing = gate.framing_of(gate.load_tokenizer(source))
+    framing = comparison.framing_of(comparison.load_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)
     with staging(run.tokens) as staged:
@@ -161,7 +144,7 @@ def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[
     sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
     # Classifiers of transformers skip padding, which may have any special id, so the last token must not be special.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
-    return sample, [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
+    return sample, [(text, tokenizer.encode(text)) for text in comparison.PLAIN_TEXTS]
 
 
 def read_tokenizer(source: Path) -> Tokenizer:

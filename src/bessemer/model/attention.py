@@ -142,32 +142,17 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
 
     It handles one chunk of queries at a time, whose scores the backward pass recomputes instead of storing them.
     """
+
+    def attend(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, queries: slice, start: int, keys: slice) -> Tensor:
+        allowed = scope.allows(slice(start, start + q_BHCK.shape[2]), keys, q_BHCK.device)
+        drop = partial(masks.attention, queries=queries, first=keys.start)
+        return _by_scores(q_BHCK, k_BGNK, v_BGNK, allowed, scope.spec, drop)
+
     length, parts = k_BGTK.shape[2], []
     for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
         slices = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
-        parts.append(recompute(_dropped_chunk, *slices, scope, masks, queries, start, keys))
+        parts.append(recompute(attend, *slices, queries, start, keys))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
-
-
-def _dropped_chunk(
-    q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, scope: AttentionScope, masks: DropoutMasks, queries: slice, start: int,
-    keys: slice,
-) -> Tensor:  # fmt: skip
-    """Compute attention with dropout for some queries of the sequence over a slice of its keys.
-
-    Args:
-        q_BHCK: Queries at positions start, start + 1, ... of the sequence.
-        k_BGNK: Keys at the positions `keys`.
-        v_BGNK: Values at the positions `keys`.
-        scope: The documents, the window and the mask of the batch.
-        masks: Dropout masks of the tokens on this context-parallel rank.
-        queries: Indices of the queries among the tokens on this context-parallel rank.
-        start: Position of the first query in the sequence.
-        keys: Positions of the keys in the sequence.
-    """
-    allowed = scope.allows(slice(start, start + q_BHCK.shape[2]), keys, q_BHCK.device)
-    drop = partial(masks.attention, queries=queries, first=keys.start)
-    return _by_scores(q_BHCK, k_BGNK, v_BGNK, allowed, scope.spec, drop)
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Self
@@ -160,15 +160,6 @@ class AttentionScope:
     spec: AttentionSpec
     documents: Documents | None
     block_mask: Any
-
-    @classmethod
-    def each(
-        cls, specs: Collection[AttentionSpec], documents: Documents | None, length: int, device: torch.device
-    ) -> dict[AttentionSpec, AttentionScope]:
-        """Return the scope of each spec for a batch (`build`). Specs that differ only in their scale share a mask."""
-        unscaled = {spec: replace(spec, scale=None) for spec in specs}
-        scopes = {plain: cls.build(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
-        return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
 
     @classmethod
     def build(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> Self:

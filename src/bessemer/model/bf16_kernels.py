@@ -28,87 +28,76 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln(2); an integer times the first is exact
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def widen(typing: Any, bits: Any) -> Any:
-    """Define a numba intrinsic that converts the bits of a bf16 (uint16) to float32."""
+def _instructions(result: Any, argument: Any) -> Callable[[Callable[[Any, Any], Any]], Any]:
+    """Return a decorator that makes a numba intrinsic of a function that emits the LLVM instructions for one argument."""
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.shl(builder.zext(arguments[0], _I32), _I32(16)), _F32)
+    def decorate(emit: Callable[[Any, Any], Any]) -> Any:
+        def define(typing: Any, value: Any) -> Any:
+            return result(argument), lambda context, builder, signature, arguments: emit(builder, arguments[0])
 
-    return types.float32(types.uint16), build
+        define.__name__ = emit.__name__
+        return intrinsic(define)
 
-
-@intrinsic  # type: ignore[untyped-decorator]
-def narrow(typing: Any, value: Any) -> Any:
-    """Define a numba intrinsic that converts float32 to the bits of the nearest bf16, ties to even.
-
-    Every NaN becomes the same quiet NaN.
-    """
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], _I32)
-        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-        rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
-        is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
-        return builder.trunc(builder.select(is_nan, _I32(0x7FC0), rounded), _I16)
-
-    return types.uint16(types.float32), build
+    return decorate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def ordered(typing: Any, bits: Any) -> Any:
-    """Define a numba intrinsic that maps the bits of a bf16 to an int32 with the same order, NaN last.
-
-    `unordered` is the inverse.
-    """
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        signed = builder.sext(arguments[0], _I32)
-        return builder.xor(signed, builder.and_(builder.ashr(signed, _I32(31)), _I32(0x7FFF)))
-
-    return types.int32(types.uint16), build
+@_instructions(types.float32, types.uint16)
+def widen(builder: Any, bits: Any) -> Any:
+    """Convert the bits of a bf16 (uint16) to float32."""
+    return builder.bitcast(builder.shl(builder.zext(bits, _I32), _I32(16)), _F32)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def unordered(typing: Any, key: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sign = builder.and_(builder.ashr(arguments[0], _I32(31)), _I32(0x7FFF))
-        return builder.trunc(builder.xor(arguments[0], sign), _I16)
+@_instructions(types.uint16, types.float32)
+def narrow(builder: Any, value: Any) -> Any:
+    """Convert float32 to the bits of the nearest bf16, ties to even. Every NaN becomes the same quiet NaN."""
+    bits = builder.bitcast(value, _I32)
+    odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, _I32(0x7FC0), rounded), _I16)
 
-    return types.uint16(types.int32), build
+
+@_instructions(types.int32, types.uint16)
+def ordered(builder: Any, bits: Any) -> Any:
+    """Map the bits of a bf16 to an int32 with the same order, NaN last. `unordered` is the inverse."""
+    signed = builder.sext(bits, _I32)
+    return builder.xor(signed, builder.and_(builder.ashr(signed, _I32(31)), _I32(0x7FFF)))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def exp(typing: Any, value: Any) -> Any:
-    """Define a numba intrinsic that computes e^x in float32, with x clamped to [-87, 88].
+@_instructions(types.uint16, types.int32)
+def unordered(builder: Any, key: Any) -> Any:
+    sign = builder.and_(builder.ashr(key, _I32(31)), _I32(0x7FFF))
+    return builder.trunc(builder.xor(key, sign), _I16)
+
+
+@_instructions(types.float32, types.float32)
+def exp(builder: Any, x: Any) -> Any:
+    """Compute e^x in float32, with x clamped to [-87, 88].
 
     A call of a mathematical library would prevent vectorisation.
     """
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def constant(number: float) -> Any:
-            return ir.Constant(_F32, float(np.float32(number)))
+    def constant(number: float) -> Any:
+        return ir.Constant(_F32, float(np.float32(number)))
 
-        def fma(a: Any, b: Any, c: Any) -> Any:
-            return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+    def fma(a: Any, b: Any, c: Any) -> Any:
+        return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
-        x, low, high = arguments[0], constant(-87.0), constant(88.0)
-        x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
-        x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-        # A NaN has no integer; `rest` propagates it.
-        known = builder.select(builder.fcmp_unordered("uno", x, x), low, x)
-        turns = builder.fadd(builder.fmul(known, constant(1.4426950408889634)), constant(256.5))
-        n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # `turns` is positive, so fptosi rounds down
-        wide_n = builder.sitofp(n, _F32)
-        rest = fma(wide_n, constant(-_LN2_LOW), fma(wide_n, constant(-_LN2_HIGH), x))
-        polynomial = constant(_EXP[0])
-        for coefficient in _EXP[1:]:
-            polynomial = fma(polynomial, rest, constant(coefficient))
-        near_one = fma(builder.fmul(rest, rest), polynomial, builder.fadd(rest, constant(1.0)))
-        power = builder.bitcast(builder.shl(builder.add(n, _I32(127)), _I32(23)), _F32)
-        return builder.fmul(near_one, power)
-
-    return types.float32(types.float32), build
+    low, high = constant(-87.0), constant(88.0)
+    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+    # A NaN has no integer; `rest` propagates it.
+    known = builder.select(builder.fcmp_unordered("uno", x, x), low, x)
+    turns = builder.fadd(builder.fmul(known, constant(1.4426950408889634)), constant(256.5))
+    n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # `turns` is positive, so fptosi rounds down
+    wide_n = builder.sitofp(n, _F32)
+    rest = fma(wide_n, constant(-_LN2_LOW), fma(wide_n, constant(-_LN2_HIGH), x))
+    polynomial = constant(_EXP[0])
+    for coefficient in _EXP[1:]:
+        polynomial = fma(polynomial, rest, constant(coefficient))
+    near_one = fma(builder.fmul(rest, rest), polynomial, builder.fadd(rest, constant(1.0)))
+    power = builder.bitcast(builder.shl(builder.add(n, _I32(127)), _I32(23)), _F32)
+    return builder.fmul(near_one, power)
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:

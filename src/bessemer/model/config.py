@@ -21,11 +21,11 @@ class ModelConfig(ModelOptions):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """Build from the values of `to_dict`. Raises InputError for a field that this version does not know."""
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
+        """Build from the values of `to_dict`. Raises InputError for an option that is on and that this version does not know."""
+        known = {field.name for field in fields(cls)}
+        if unknown := [key for key, value in values.items() if key not in known and value]:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown; update Bessemer")
+        values = {key: tuple(x) if isinstance(x, list) else x for key, x in values.items() if key in known}
         scalings = {key: RopeScaling.model_validate(values[key]) for key in SCALINGS if values.get(key)}
         return cls(**{**values, **scalings})
 
@@ -82,10 +82,14 @@ class ModelConfig(ModelOptions):
 
     # Blocks may differ in a mixture of experts with dense layers. The following numbers are then the means over the blocks.
 
+    def per_block(self, counts: Callable[[Parameter], float | bool] = lambda parameter: True) -> int:
+        """Return the result of `count_parameters` for one block, averaged over the blocks."""
+        return round(self.count_parameters(counts) / self.layers)
+
     @cached_property
     def block_matrix_parameters(self) -> int:
         """Number of elements in the matrices of one block, averaged over the blocks."""
-        return round(self.count_parameters(lambda parameter: parameter.is_matrix) / self.layers)
+        return self.per_block(lambda parameter: parameter.is_matrix)
 
     @cached_property
     def block_active_parameters(self) -> int:
@@ -93,17 +97,7 @@ class ModelConfig(ModelOptions):
 
         These are all elements, except in a mixture of experts.
         """
-        return round(self.count_parameters(lambda one: one.is_matrix and self._share(one)) / self.layers)
-
-    @cached_property
-    def block_unrouted_parameters(self) -> int:
-        """Number of matrix elements of one block outside of routed experts, averaged over the blocks."""
-        return round(self.count_parameters(lambda one: one.is_matrix and not one.is_routed) / self.layers)
-
-    @cached_property
-    def block_parameters(self) -> int:
-        """Number of parameters of one block, averaged over the blocks."""
-        return round(self.count_parameters() / self.layers)
+        return self.per_block(lambda one: one.is_matrix and self._share(one))
 
     def _share(self, parameter: Parameter) -> float:
         """Return the fraction of a parameter's elements that a token uses: below 1 only for routed experts."""
@@ -116,16 +110,10 @@ class ModelConfig(ModelOptions):
         """
         return sum(part.score_flops for part in self.sublayers) * tokens_seen
 
-    @cached_property
-    def block_sharded_parameters(self) -> int:
-        """Number of parameters of one block that tensor parallelism shards, averaged over the blocks."""
-        return round(self.count_parameters(lambda parameter: parameter.tensor_dim is not None) / self.layers)
-
     @property
     def embedding_parameters(self) -> int:
         """Number of parameters of the token, position and type embeddings, and of the output matrix unless it is tied."""
-        positions = self.position_rows if self.positions == "learned" else 0
-        return (self.vocabulary * self.tables() + positions + self.token_types) * self.width
+        return (self.vocabulary * self.tables() + self.position_rows + self.token_types) * self.width
 
     @property
     def head_matrix_parameters(self) -> int:
@@ -138,7 +126,7 @@ class ModelConfig(ModelOptions):
         """Number of parameters of the model; a tied matrix counts once."""
         norm = self.norm_parameters
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
-        return self.embedding_parameters + round(self.count_parameters()) + norms + self._head_parameters
+        return self.embedding_parameters + round(self.count_parameters()) + norms + self.head_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -151,15 +139,10 @@ class ModelConfig(ModelOptions):
         return round(self.count_parameters(lambda parameter: parameter.is_routed))
 
     @property
-    def classifier_parameters(self) -> int:
-        """Number of parameters in a classifier's head, which are the only trained ones if the transformer is frozen."""
-        return self._head_parameters if self.labels else 0
-
-    @property
-    def _head_parameters(self) -> int:
+    def head_parameters(self) -> int:
         """Number of parameters of the head: its transform, its biases, and a classifier's output matrix.
 
-        A language model's output matrix counts with the embeddings.
+        A language model's output matrix counts with the embeddings. If the transformer is frozen, only these are trained.
         """
         norm = 0 if self.pooler else self.norm_parameters
         transform = self.head_transform * (self.width**2 + self.width * self.transform_bias + norm)
@@ -183,16 +166,6 @@ def dropping_chunk(batch: int, heads: int, length: int) -> int:
         length: Number of keys.
     """
     return min(max(MAX_DROPOUT_SCORES // (batch * heads * length), 16), length)
-
-
-# Maximum logits of a chunk on a CPU: 8 MiB of fp32 stay in the last-level cache, which makes every pass over them faster. With
-# 8,192 ids that is 256 rows. Matmuls of fewer than 128 rows are slow (docs/background/cpu-step.md).
-CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
-
-
-def loss_chunk(requested: int, vocabulary: int, is_cuda: bool) -> int:
-    """Return the number of tokens whose logits are in memory at once: `requested`, or on a CPU at most what fits its cache."""
-    return requested if is_cuda else min(requested, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 def default_mlp_width(width: int, gated: bool = True) -> int:

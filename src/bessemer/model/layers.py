@@ -180,7 +180,17 @@ class Transform(nn.Module):
         return self.norm(ACTIVATIONS[self.activation](self.dense(x)))  # type: ignore[no-any-return]
 
 
-class LanguageHead(nn.Module):
+class Head(nn.Module):
+    """Base of the output layers: a transform, if the configuration has one, and a matrix with `rows` rows and a bias."""
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        super().__init__()
+        self.transform = Transform(config) if config.head_transform else nn.Identity()
+        self.weight = nn.Parameter(torch.empty(rows, config.width))
+        self.bias = nn.Parameter(torch.empty(rows)) if config.head_bias else None
+
+
+class LanguageHead(Head):
     """The output layer of a language model, from hidden states to logits over the vocabulary.
 
     The loss reads its weights and computes logits in chunks. `vocabulary` is the VocabularyShard if the output matrix is
@@ -190,10 +200,7 @@ class LanguageHead(nn.Module):
     vocabulary: Any = None
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.transform = Transform(config) if config.head_transform else nn.Identity()
-        self.weight = nn.Parameter(torch.empty(config.vocabulary, config.width))
-        self.bias = nn.Parameter(torch.empty(config.vocabulary)) if config.head_bias else None
+        super().__init__(config, config.vocabulary)
         self.soft_cap = config.logit_soft_cap
 
     def tie(self, embedding: nn.Embedding) -> None:
@@ -205,18 +212,15 @@ class LanguageHead(nn.Module):
         return torch.tanh(logits_BTV / self.soft_cap) * self.soft_cap if self.soft_cap else logits_BTV
 
 
-class ClassificationHead(nn.Module):
+class ClassificationHead(Head):
     """The output layer of a classifier, which returns one logit per label.
 
     It reads the hidden states of one token, or their mean over the text.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config, config.labels)
         self.pooling = config.pooling
-        self.transform = Transform(config) if config.head_transform else nn.Identity()
-        self.weight = nn.Parameter(torch.empty(config.labels, config.width))
-        self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """Return the logits, (B, L). Tokens of a text beyond its length in `lengths_B` are padding."""

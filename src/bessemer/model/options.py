@@ -96,7 +96,6 @@ class ModelOptions:
     window_rope_theta: float | None = None
     window_rope_scaling: RopeScaling | None = None
     query_scalar: int = 0
-    inverse_layer_scale: bool = False
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     tie_embeddings: bool = False
@@ -113,8 +112,8 @@ class ModelOptions:
     def __post_init__(self) -> None:
         width = int(self.head_dim * self.rotary_fraction)
         if self.positions == "rotary" and width % 2:
-            part = "" if self.rotary_fraction == 1 else f", of which {width} dimensions are rotated"
-            raise InputError(f"model: head_dim is {self.head_dim}{part}; rotary positions need an even number")
+            rotated = f"of head_dim = {self.head_dim} dimensions, {width} are rotated"
+            raise InputError(f"model: {rotated}; rotary positions need an even number")
         scalings = {key: scaling for key in SCALINGS if (scaling := getattr(self, key)) is not None}
         for key, scaling in scalings.items():
             if scaling.kind == "dynamic" and width == 2:
@@ -143,11 +142,6 @@ class ModelOptions:
         return not self.first_norm
 
     @property
-    def norms_each(self) -> int:
-        """Number of norms over the width in a block."""
-        return 4 if self.norm_position == "both" else 2
-
-    @property
     def recomputes_mlp_output(self) -> bool:
         """True if a recomputed block recomputes the MLP's last matmul, which it does only if a norm reads the result.
 
@@ -170,22 +164,16 @@ class ModelOptions:
             return Rope(self.window_rope_theta, width, self.window_rope_scaling, self.rope_direction)
         return Rope(self.rope_theta, width, self.rope_scaling, self.rope_direction)
 
-    def query_scale_of(self, layer: int) -> float | None:
-        """Return the factor on a layer's attention scores, or None for 1 / sqrt(head_dim)."""
-        if not self.query_scalar and not self.inverse_layer_scale:
-            return None
-        scale = (self.query_scalar or self.head_dim) ** -0.5
-        return float(scale / (layer + 1) if self.inverse_layer_scale else scale)
+    @property
+    def query_scale(self) -> float | None:
+        """The factor on attention scores; None for 1 / sqrt(head_dim)."""
+        return float(self.query_scalar**-0.5) if self.query_scalar else None
 
     def rope_regime(self, length: int) -> tuple[int, ...]:
         """Return a cache key of all layers' rotations at a sequence length: equal keys mean equal rotations."""
-        scalings = (self.rope_scaling, self.window_rope_scaling)
+        scalings = [scaling for scaling in (self.rope_scaling, self.window_rope_scaling) if scaling is not None]
         return tuple(
-            max(length, scaling.original_length)
-            if scaling.kind == "dynamic"
-            else int(scaling.kind == "longrope" and length > scaling.original_length)
-            for scaling in scalings
-            if scaling is not None
+            max(length, x.original_length) if x.kind == "dynamic" else length > x.original_length for x in scalings
         )
 
     @property
@@ -205,8 +193,9 @@ class ModelOptions:
 
     @property
     def position_rows(self) -> int:
-        """Number of rows of a learned position table."""
-        return self.positions_length + (0 if self.position_padding is None else self.position_padding + 1)
+        """Number of rows of a learned position table; 0 without one."""
+        padding = 0 if self.position_padding is None else self.position_padding + 1
+        return self.positions_length + padding if self.positions == "learned" else 0
 
     @property
     def is_tied(self) -> bool:

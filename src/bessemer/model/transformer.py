@@ -97,7 +97,7 @@ class Transformer(nn.Module):
             if config.tie_embeddings:
                 self.head.tie(self.embedding)
         layers, causal, cap = range(config.layers), config.causal, config.attention_soft_cap
-        self.specs = [AttentionSpec(causal, config.window_of(n), cap, config.query_scale_of(n)) for n in layers]
+        self.specs = [AttentionSpec(causal, config.window_of(n), cap, config.query_scale) for n in layers]
         self.ropes = [config.rope_of(layer) for layer in layers]
 
     def forward(
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
         if self.embedding is not None:
             x_BTD = self.embed(tokens_BT, positions, masks)
         assert x_BTD is not None, "a stage without an embedding needs the previous stage's hidden states"
-        scopes = AttentionScope.each(dict.fromkeys(self.specs), documents, num_tokens, device)
+        scopes = {spec: AttentionScope.build(spec, documents, num_tokens, device) for spec in dict.fromkeys(self.specs)}
         rotations = {
             rope: None if rope is None else rotary_cos_sin(positions, rope, whole, x_BTD.dtype)
             for rope in dict.fromkeys(self.ropes)

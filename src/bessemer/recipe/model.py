@@ -103,7 +103,6 @@ class Model(Section):
     global_last: bool | None = None
     global_layers: Layers | None = Field(None, strict=False)
     query_scalar: int | None = Field(None, ge=0)
-    inverse_layer_scale: bool | None = None
     attention_soft_cap: float | None = Field(None, ge=0)
     logit_soft_cap: float | None = Field(None, ge=0)
     experts: int | None = Field(None, ge=0)

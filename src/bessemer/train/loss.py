@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bessemer.distributed.collectives import VocabularyShard
+from bessemer.distributed.memory import loss_chunk
 from bessemer.model import casts
-from bessemer.model.config import loss_chunk
 from bessemer.model.kernels import linear_kernel, runs_bf16
 
 

@@ -233,7 +233,7 @@ def _model_tokenizer(recipe: Recipe) -> None:
     folder = hub.local_folder(source, weights=False)
     if tokenizer_file(path).parent.resolve() != folder.resolve():
         return
-    from bessemer.model.huggingface.gate import compare_tokenizers, framing_of, load_tokenizer
+    from bessemer.model.huggingface.comparison import compare_tokenizers, framing_of, load_tokenizer
 
     theirs = load_tokenizer(folder)
     try:
@@ -271,7 +271,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
     """Load the recipe's tokenizer or, if the recipe trains one, train a small one with the same pre-tokenizer."""
-    from bessemer.model.huggingface.gate import GATE_TEXTS
+    from bessemer.model.huggingface.comparison import GATE_TEXTS
 
     if recipe.tokenizer.path is not None:
         return load_tokenizer(recipe)

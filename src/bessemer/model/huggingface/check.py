@@ -6,7 +6,9 @@ template.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,12 @@ from bessemer.common.console import warn
 from bessemer.common.environment import available_memory
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface import gate
+from bessemer.model.huggingface import comparison
+from bessemer.model.huggingface.comparison import SAFELY, logits_of, require_close, understood_copy
 from bessemer.model.huggingface.config import LEFT_OVER, read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import family_named
-from bessemer.model.huggingface.gate import SAFELY, logits_of, one_line, require_close, understood_copy
-from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.storage import hub
 from bessemer.tokens.tokenizer.chat import chat_template, render
 from bessemer.tokens.tokenizer.files import TOKENIZER_SIDE_FILES, read_table, token_ids
 
@@ -65,7 +65,7 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
     """Compare an imported model with `transformers` on the same folder, on a few random tokens in fp32.
 
     If the two models together do not fit into memory, only their first layers are compared. If the model's attention
-    window is longer than the sample, both models are also compared with a short window. Prints a warning for each line
+    window is longer than the sample, both models are compared with a short window. Prints a warning for each line
     of `check_metadata`.
 
     Raises InputError when `transformers` cannot read the folder, and BessemerError when the two models differ.
@@ -91,15 +91,14 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
     if layers is None:
         note = f"one layer needs {_bytes(config, 1):,.0f} bytes, but only {room:,} are free"
         return ImportCheck(None, 0, config.layers, "; ".join([note, *notes]))
-    worst = 0.0
     if layers < config.layers:
         notes.append(f"the first {layers} of {config.layers} layers, since two whole models do not fit into memory")
     notes += [f"windows of {config.window:,} shortened to {short} in both"] if short and config.window else []
     changes = {keys["layers"]: layers} | ({"layer_types": types[:layers]} if types else {})
-    for window in {0, short} if layers == config.layers else {short}:
-        with understood_copy(folder, **changes, **({window_key: window} if window else {})) as copy:
-            reduced = config.with_changes(layers=layers, window=min(window or config.window, config.window))
-            worst = max(worst, _compare(folder, copy, _sharing(model, reduced)))
+    changes |= {window_key: short} if short else {}
+    reduced = config.with_changes(layers=layers, window=min(short or config.window, config.window))
+    with understood_copy(folder, **changes) as copy:
+        worst = _compare(folder, copy, _sharing(model, reduced))
     return ImportCheck(worst, layers, config.layers, "; ".join(notes))
 
 
@@ -119,26 +118,16 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     sample_BT = _sample(ours.config, theirs.config.pad_token_id)
     new_head = own.labels != ours.config.labels  # then hidden states are compared
     computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
-    wanted = _theirs(folder, theirs, sample_BT, new_head)
+    with comparison.errors_of(f"{folder}: transformers loads the model, but cannot run it"):
+        if new_head:
+            wanted = theirs.base_model(sample_BT)[0]
+        else:  # one text at a time, because a classifier without a padding token rejects larger batches
+            wanted = torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
     for key in read & set(unread_keys(folder)):
         raise read_settings(folder).error(key, f"is read by {type(theirs).__name__}, but not supported; {LEFT_OVER}")
     what = f"the {'hidden states' if new_head else 'logits'} and those of transformers' {type(theirs).__name__}"
     remedy = "; nothing was written. Please report this config.json"
     return require_close(computed, wanted, f"{folder}: {what}", remedy)
-
-
-def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
-    """Return the logits of the `transformers` model `theirs`, or its hidden states if `new_head` is True.
-
-    Logits are computed one text at a time, because a classifier without a padding token rejects larger batches.
-    `folder` is named in errors.
-    """
-    try:
-        if new_head:
-            return theirs.base_model(sample_BT)[0]  # type: ignore[no-any-return]
-        return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
-    except Exception as error:  # caused by a setting that only its forward pass reads
-        raise InputError(f"{folder}: transformers loads the model, but cannot run it: {one_line(error)}") from None
 
 
 def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
@@ -147,21 +136,18 @@ def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
     From then on, each key of config.json that the model reads, when it is built or run, is added to `read`. `folder` is
     named in errors.
     """
-    kind = getattr(gate.quiet_transformers(), architecture)
-    try:
-        with hub.offline():
-            base: Any = kind.config_class
+    kind = getattr(comparison.quiet_transformers(), architecture)
+    with comparison.errors_of(f"{folder}: transformers cannot load the model"):
+        base: Any = kind.config_class
 
-            def note(self: Any, key: str) -> Any:
-                read.add(key)
-                return base.__getattribute__(self, key)
+        def note(self: Any, key: str) -> Any:
+            read.add(key)
+            return base.__getattribute__(self, key)
 
-            noting: Any = type(base.__name__, (base,), {"__getattribute__": note})
-            config = noting.from_pretrained(copy, local_files_only=True)
-            read.clear()  # the configuration's own code has read every key
-            return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
-    except Exception as error:  # transformers raises many types
-        raise InputError(f"{folder}: transformers cannot load the model: {one_line(error)}") from None
+        noting: Any = type(base.__name__, (base,), {"__getattribute__": note})
+        config = noting.from_pretrained(copy, local_files_only=True)
+        read.clear()  # the configuration's own code has read every key
+        return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
 
 
 def _sample(config: ModelConfig, padding: int | None) -> Tensor:
@@ -180,27 +166,28 @@ def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
     return other.eval()
 
 
-def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
-    """Return warnings about inconsistent metadata of a folder, one sentence each; the model can still be read.
+def check_metadata(folder: Path, config: ModelConfig) -> Iterator[str]:
+    """Yield warnings about inconsistent metadata of a folder, one sentence each; the model can still be read.
 
     `config` is the one read from its config.json. Raises InputError on metadata that make it unusable.
     """
-    settings = read_settings(folder)
     for name in TOKENIZER_SIDE_FILES:
         if name.endswith(".json"):
             read_table(folder / name)  # names the file in its error, which transformers' error does not
-    for key in ("dtype", "torch_dtype"):
-        name = settings.raw(key)
-        known = isinstance(name, str) and isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
-        if name is not None and not known:
-            raise settings.error(key, "is not a dtype; use float32, bfloat16 or float16")
-    warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
-    template = chat_template(folder)
+    names = read_settings(folder).table("id2label")
+    if config.labels and list(names) and sorted(names) != sorted(map(str, range(config.labels))):
+        raise read_settings(folder).error("id2label", f"must name each class from 0 to {config.labels - 1} once")
+    for role, name in product(("pad", "bos", "eos"), _ID_FILES):
+        for number in token_ids(folder / name, role):
+            what = f"{folder / name}: {role}_token_id = {number} is beyond the vocabulary of {config.vocabulary} ids"
+            if number >= config.vocabulary and role == "pad":
+                raise InputError(f"{what}; set it to the tokenizer's, or to null")
+            if number >= config.vocabulary and config.causal and not config.labels:
+                yield f"{what}, and is ignored"
     try:
-        render(template or "", {}, [{"role": "user", "content": "a"}])
+        render(chat_template(folder) or "", {}, [{"role": "user", "content": "a"}])
     except InputError as error:
-        warnings.append(f"{folder}: {error}; use `bessemer chat` with --template")
-    return warnings
+        yield f"{folder}: {error}; use `bessemer chat` with --template"
 
 
 def require_classes(folder: Path, config: ModelConfig) -> None:
@@ -210,32 +197,3 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
         raise InputError(
             f"{settings.path}: its head is a regression, not a classifier; use its body only, with model.from"
         )
-
-
-def _ids(folder: Path, config: ModelConfig) -> list[str]:
-    """Return warnings about beginning- and end-of-text ids beyond the vocabulary. Raises InputError if the padding id is."""
-    warnings = []
-    for role in ("pad", "bos", "eos"):
-        for name in _ID_FILES:
-            beyond = [number for number in token_ids(folder / name, role) if number >= config.vocabulary]
-            if not beyond:
-                continue
-            what = f"{folder / name}: {role}_token_id = {beyond[0]} is beyond the vocabulary of {config.vocabulary} ids"
-            if role == "pad":
-                raise InputError(f"{what}; set it to the tokenizer's, or to null")
-            if config.causal and not config.labels:
-                warnings.append(f"{what}, and is ignored")
-                break
-    return warnings
-
-
-def _classes(settings: ForeignConfig, labels: int) -> list[str]:
-    """Return a warning if label2id and id2label differ; raises InputError if id2label does not name each class once."""
-    named, numbers = settings.table("id2label"), settings.table("label2id")
-    names = {number: named.raw(number) for number in named}
-    if names and sorted(names) != sorted(map(str, range(labels))):
-        raise settings.error("id2label", f"must name each class from 0 to {labels - 1} once")
-    different = [name for name in numbers if names and names.get(str(numbers.raw(name))) != name]
-    if different:
-        return [f"{settings.path}: label2id and id2label differ for {different[0]!r}; using id2label"]
-    return []

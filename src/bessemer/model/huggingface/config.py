@@ -7,9 +7,10 @@ rejected by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -240,21 +241,21 @@ def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
             raise settings.error(key, f"is not supported; use {wanted!r}")
 
 
+_READERS: dict[Any, Callable[[ForeignConfig, str], Any]] = {
+    bool: ForeignConfig.flag, float: ForeignConfig.number, Activation: read_activation,
+}  # fmt: skip
+
+
 def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
     """Return the options that config.json states under one key each (`ModelFamily.keys`); missing keys are left out."""
     values: Values = {}
     for ours, theirs in family.keys.items():
-        kind = OPTIONS[ours]
         if settings.raw(theirs) is None and (ours in family.defaults or ours not in REQUIRED):
             continue  # use the family's default, or derive it from other options
-        if kind is bool:
-            values[ours] = settings.flag(theirs, False)
-        elif kind is float:
-            values[ours] = settings.number(theirs)
-        elif kind == Activation:
-            values[ours] = read_activation(settings, theirs)
+        if ours in ("window", "token_types", "dense_layers"):
+            values[ours] = settings.integer(theirs, min_value=0)
         else:
-            values[ours] = settings.integer(theirs, min_value=ours not in ("window", "token_types", "dense_layers"))
+            values[ours] = _READERS.get(OPTIONS[ours], ForeignConfig.integer)(settings, theirs)
     if values["layers"] > MAX_LAYERS:  # limits the length of lists with an entry per layer
         raise settings.error(family.keys["layers"], f"exceeds the limit of {MAX_LAYERS} layers")
     return values
@@ -269,8 +270,6 @@ def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Va
     if heads % kv_heads:
         raise settings.error(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
     head_dim = values.get("head_dim", width // heads)
-    if values.get("positions", "rotary") == "rotary" and head_dim % 2:
-        raise InputError(f"{settings.path}: head_dim is {head_dim}; rotary positions need an even number")
     return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}
 
 

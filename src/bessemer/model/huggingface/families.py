@@ -247,9 +247,8 @@ _EVERY = _TABLES.pop("every_family")
 FIXED: Values = _EVERY["fixed"]  # other values would change the computation, and we have no option for them
 READ_ANYWHERE = frozenset(_EVERY["read_anywhere"])
 HARMLESS = frozenset(_EVERY["harmless"])
-BY_TYPE: dict[
-    str, ModelFamily
-] = {}  # the built-in families and those whose classes this process has loaded, by model_type
+# The built-in families and those whose classes this process has loaded, by model_type.
+BY_TYPE: dict[str, ModelFamily] = {}
 FAMILIES: dict[str, ModelFamily] = {}
 _metaclass: Any = type(ModelFamily)
 for _name, _table in _TABLES.items():  # a family comes after the one in its `like`

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bessemer.model.config import ModelConfig
@@ -26,7 +25,7 @@ _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "longrope": (("short_factor", "long_factor"), ("factor", "original_length", "attention_factor")),
 }
 _READERS: dict[str, Callable[[ForeignConfig, str], Any]] = {
-    "original_length": ForeignConfig.integer, "truncate": partial(ForeignConfig.flag, default=True),
+    "original_length": ForeignConfig.integer, "truncate": ForeignConfig.flag,
     "short_factor": ForeignConfig.numbers, "long_factor": ForeignConfig.numbers,
 }  # fmt: skip
 
@@ -102,7 +101,7 @@ def same_rope(base: float = ROPE_BASE) -> ConfigRule:
     return ConfigRule(("rope_theta", "rope_scaling", "rope_parameters"), read, write)
 
 
-def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> ConfigRule:
+def rope_by_layer_type(keys: Sequence[str], bases: Sequence[float], has_rope_scaling: bool = False) -> ConfigRule:
     """Return the rule for rotary positions with a separate base for layers with a window.
 
     Args:
@@ -134,7 +133,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         scalings = (config.rope_scaling, config.rope_scaling if same else config.window_rope_scaling)
         written: Values = dict(zip(reversed(keys), reversed(thetas), strict=True))
         # transformers 5 reads a key that both kinds of layers share for those without a window only.
-        is_read_by_all = keys[0] != keys[1] or thetas == bases
+        is_read_by_all = keys[0] != keys[1] or thetas == tuple(bases)
         if has_rope_scaling and scalings[1] is None and is_read_by_all:
             return written | ({} if scalings[0] is None else {"rope_scaling": write_scaling(scalings[0])})
         if scalings != (None, None) or not is_read_by_all:
@@ -147,10 +146,6 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
     known = ("rope_parameters", *keys, *(("rope_scaling",) if has_rope_scaling else ()))
     return ConfigRule(known, read, write, free=("window_rope_theta", "window_rope_scaling"))
 
-
-GEMMA3_ROPE = rope_by_layer_type(("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0), has_rope_scaling=True)
-OLMO3_ROPE = rope_by_layer_type(("rope_theta", "rope_theta"), (500_000.0, 500_000.0), has_rope_scaling=True)
-MODERNBERT_ROPE = rope_by_layer_type(("global_rope_theta", "local_rope_theta"), (160_000.0, 10_000.0))
 
 _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
 

@@ -36,8 +36,7 @@ class ForeignConfig:
 
     def __init__(self, path: Path, values: Any, inside: str = "") -> None:
         if not isinstance(values, Mapping):
-            what = f"{inside.rstrip('.')} is" if inside else "holds"
-            raise InputError(f"{path}: {what} {_kind(values)}, not a table of settings")
+            raise InputError(f"{path}: {inside.rstrip('.') or 'its content'} must be a table of settings")
         self.path = path
         self._values, self._inside = values, inside
 
@@ -58,7 +57,7 @@ class ForeignConfig:
 
     def error(self, key: str, reason: str) -> InputError:
         """Return the error about a key's value, for the caller to raise."""
-        return InputError(f"{self.path}: {self._inside}{key} = {_short(self.raw(key))} {reason}")
+        return InputError(f"{self.path}: {self._inside}{key} = {repr(self.raw(key))[:60]} {reason}")
 
     def integer(self, key: str, default: int | None = None, min_value: int = 1) -> int:
         """Return the integer from `min_value` to 2^31 - 1 under a key; without a default, the key is required."""
@@ -73,7 +72,7 @@ class ForeignConfig:
         """Return a number from 0 to 1; the key is required."""
         return float(self._value(key, None, lambda x: _is_number(x, 0.0, 1.0), "must be a share from 0 to 1"))
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         return bool(self._value(key, default, lambda x: isinstance(x, bool), "must be true or false"))
 
     def text(self, key: str, default: str) -> str:
@@ -117,16 +116,6 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value, 0.0, MOST**2) and value > 0
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "a table", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True)
@@ -193,19 +182,21 @@ def soft_cap(option: str, key: str, default: float) -> ConfigRule:
 # Attention windows
 
 
+def _window(settings: ForeignConfig, default: int) -> int:
+    """Return `sliding_window`, which is `default` if the key is missing, and 0 for null."""
+    is_none = settings.is_null("sliding_window") or not (default or "sliding_window" in settings)
+    return 0 if is_none else settings.integer("sliding_window", default)
+
+
 def same_window(default: int) -> ConfigRule:
     """Return the rule for one window in every layer; null means none.
 
     `default` is the window if config.json lacks the key.
     """
 
-    def read(settings: ForeignConfig, values: Values) -> Values:
-        null = settings.is_null("sliding_window") or ("sliding_window" not in settings and not default)
-        return {"window": 0 if null else settings.integer("sliding_window", default)}
-
     return ConfigRule(
         ("sliding_window",),
-        read,
+        lambda settings, values: {"window": _window(settings, default)},
         lambda config: {"sliding_window": config.window or None},
         unless(
             lambda c: not c.window or all(c.window_of(layer) for layer in range(c.layers)),
@@ -249,18 +240,13 @@ def _write_layer_types(config: ModelConfig) -> list[str]:
     return [WINDOWED if config.window_of(layer) else GLOBAL for layer in range(config.layers)]
 
 
-def _windows(
-    settings: ForeignConfig, values: Values, width: int, has_window: Callable[[int], object], keys: str
-) -> Values:
-    """Return the options for windows of `width` tokens in the layers that `_layer_types` finds.
-
-    `keys` names the keys that give the width, for the error when it is 0 and layer_types has layers with a window.
-    """
+def _windows(settings: ForeignConfig, values: Values, width: int, has_window: Callable[[int], object]) -> Values:
+    """Return the options for windows of `width` tokens, 0 for none, in the layers that `_layer_types` finds."""
     types = _layer_types(settings, values["layers"], has_window)
     if WINDOWED not in types:
         return {"window": 0}
     if not width:
-        raise settings.error("layer_types", f"has {WINDOWED} layers, but {keys} no window size")
+        raise settings.error("layer_types", f"has {WINDOWED} layers, but no key gives a window size")
     return {"window": width, **_pattern(types)}
 
 
@@ -272,11 +258,8 @@ def _switched_windows(default: int, has_window: Callable[[ForeignConfig, Values,
     """
 
     def read(settings: ForeignConfig, values: Values) -> Values:
-        is_set = settings.raw("sliding_window") is not None or (default and "sliding_window" not in settings)
-        is_used = settings.flag("use_sliding_window", False) and is_set
-        width = settings.integer("sliding_window", default) if is_used else 0
-        keys = "use_sliding_window and sliding_window give"
-        return _windows(settings, values, width, lambda layer: width and has_window(settings, values, layer), keys)
+        width = _window(settings, default) if settings.flag("use_sliding_window", False) else 0
+        return _windows(settings, values, width, lambda layer: width and has_window(settings, values, layer))
 
     def write(config: ModelConfig) -> Values:
         if not config.window:
@@ -301,8 +284,7 @@ def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         global_every = settings.integer(pattern_keys[0], every) if pattern_keys else every
-        width = 0 if settings.is_null("sliding_window") else settings.integer("sliding_window", 4096)
-        return _windows(settings, values, width, lambda layer: (layer + 1) % global_every, "sliding_window gives")
+        return _windows(settings, values, _window(settings, 4096), lambda layer: (layer + 1) % global_every)
 
     def write(config: ModelConfig) -> Values:
         return {"sliding_window": config.window or 4096, "layer_types": _write_layer_types(config)}

@@ -228,8 +228,7 @@ def _require_names(
     if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
-            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); add one with "
-            f"{wanted}.from_pretrained(FOLDER).save_pretrained(OTHER), and the same with AutoTokenizer"
+            f"{folder}: tensor {absent[0]} of the head of a {wanted} is missing; add one with its save_pretrained"
         )
     if absent:
         raise InputError(f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} missing)")
@@ -325,12 +324,9 @@ def _weight_files(folder: Path) -> list[str]:
         return files
     if (folder / "model.safetensors").exists():
         return ["model.safetensors"]
-    others = sorted(path.name for path in folder.glob("*.bin"))
-    only = (
-        f", only {others[0]}, a pickle, which could run code; if you trust it, convert it once with "
-        f"transformers: AutoModel...from_pretrained({str(folder)!r}).save_pretrained(OTHER)"
-    )
-    raise InputError(f"{folder}: model.safetensors is missing" + (only if others else ""))
+    pickles = [path.name for path in folder.glob("*.bin")]
+    fix = f"; if you trust the pickle {min(pickles)}, convert it by transformers' save_pretrained" if pickles else ""
+    raise InputError(f"{folder}: model.safetensors is missing{fix}")
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
@@ -356,15 +352,14 @@ def write_weights(
     """
     from safetensors.torch import save_file
 
-    counts, file_bytes, total = [0], 0, 0  # `counts` has the number of tensors of each file
-    for tensor in hub_tensors(model):
-        num_bytes = math.prod(tensor.shape) * dtype_of(tensor.name).itemsize
+    sizes = [math.prod(tensor.shape) * dtype_of(tensor.name).itemsize for tensor in hub_tensors(model)]
+    counts, file_bytes = [0], 0  # `counts` has the number of tensors of each file
+    for num_bytes in sizes:
         if file_bytes and file_bytes + num_bytes > (shard_bytes or SHARD_BYTES):
             counts.append(0)
             file_bytes = 0
         counts[-1] += 1
         file_bytes += num_bytes
-        total += num_bytes
     tensors, index = hub_tensors(model, value), dict[str, str]()
     for number, count in enumerate(counts, start=1):
         name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
@@ -374,7 +369,7 @@ def write_weights(
         index.update(dict.fromkeys(shard, name))
         del shard  # frees its memory before the next one is read
     if len(counts) > 1:
-        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": index})
 
 
 def require_written(

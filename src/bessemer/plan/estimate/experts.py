@@ -31,6 +31,12 @@ def kinds(model: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
     return model.with_changes(dense_layers=model.layers), model.with_changes(dense_layers=0)
 
 
+@lru_cache(maxsize=256)
+def unrouted_parameters(model: ModelConfig) -> int:
+    """Return the number of matrix elements of one block outside of routed experts, averaged over the blocks."""
+    return model.per_block(lambda parameter: parameter.is_matrix and not parameter.is_routed)
+
+
 def by_kind(model: ModelConfig, blocks: int, is_first: bool) -> tuple[tuple[ModelConfig, int], ...]:
     """Return the blocks of a pipeline rank as (model, count) by kind of layer; the first rank has the dense layers."""
     dense, mixed = kinds(model)

@@ -58,7 +58,7 @@ def activation_bytes_without_recompute(
     results = (3 if config.gated else 2) + (config.gated and framework.unfused_gate)
     projected, units, copied = hidden_widths(config, split.tensor, split.tensor if split.sequence else 1)
     kinds = {
-        "stream": config.norms_each * stream,
+        "stream": (4 if config.norm_position == "both" else 2) * stream,
         "attention": read + inside * (heads + both + heads),
         "scores": scores(config, framework, split, width),
         "mlp": read + inside * config.mlp_width * results,

@@ -139,7 +139,7 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
     recomputes_all = layout.recompute == "full"
     recomputes_sent = layout.recompute == "selective" and framework.selective == "elementwise"
-    added = framework.accumulate * model.block_unrouted_parameters / layout.tensor / (device.bandwidth * how.bandwidth)
+    added = framework.accumulate * experts.unrouted_parameters(model) / layout.tensor / (device.bandwidth * how.bandwidth)
     tensor = _tensor(job, how)
     forward = block.forward + WorkSeconds(elementwise=tensor.copied[0])
     backward = block.backward + _again(job, block) + WorkSeconds(elementwise=added)
@@ -283,7 +283,7 @@ def _shard(job: Job, how: Physics) -> tuple[float, float]:
     """
     model, layout, framework = job.model, job.layout, job.framework
     weights, routed = (
-        model.block_unrouted_parameters / layout.tensor,
+        experts.unrouted_parameters(model) / layout.tensor,
         model.expert_parameters / model.layers / layout.expert,
     )
     gathered = scattered = 0.0

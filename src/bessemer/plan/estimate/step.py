@@ -191,7 +191,7 @@ _recomputed = lru_cache(maxsize=1024)(recomputed_flops_per_token)
 @lru_cache(maxsize=16_384)
 def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
     """Return the parameters on the fullest pipeline rank, without routed experts and before tensor or ZeRO sharding."""
-    each, table = model.block_unrouted_parameters, model.vocabulary * model.width
+    each, table = experts.unrouted_parameters(model), model.vocabulary * model.width
     return max(rank.blocks * each + model.tables(rank.has_embedding, rank.has_head) * table for rank in ranks)
 
 

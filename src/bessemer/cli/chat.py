@@ -10,6 +10,7 @@ from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import CHATML, chat_template, read_template, render, template_names
+from bessemer.tokens.tokenizer.text_stream import stream_text
 
 Message = dict[str, str]
 
@@ -125,29 +126,3 @@ class Template:
     def render(self, messages: list[Message]) -> str:
         """Return the conversation as text that ends where the reply begins."""
         return render(self._source, self._names, messages, add_generation_prompt=True)[0]
-
-
-def stream_text(tokens: Iterator[int], tokenizer: Tokenizer, stops: Collection[str]) -> Iterator[str]:
-    """Yield the text of tokens in pieces, up to the first string or special token that is in `stops`."""
-    ids, text, shown = list[int](), "", ""
-    for token in tokens:
-        if tokenizer.special.get(token) in stops:
-            break
-        ids.append(token)
-        text = tokenizer.decode(ids)
-        if ends := [text.find(stop) for stop in stops if stop in text]:
-            text = text[: min(ends)]
-            break
-        sure = _without_beginning_of(text, stops)
-        if len(sure) > len(shown):
-            yield sure[len(shown) :]
-            shown = sure
-    if len(text) > len(shown):  # text held back as the possible beginning of a stop
-        yield text[len(shown) :]
-
-
-def _without_beginning_of(text: str, stops: Collection[str]) -> str:
-    """Remove a possible beginning of a stop string, or an incomplete character, from the end of a text."""
-    text = text.rstrip("\ufffd")
-    begun = [size for stop in stops for size in range(1, len(stop) + 1) if text.endswith(stop[:size])]
-    return text[: len(text) - max(begun, default=0)]
