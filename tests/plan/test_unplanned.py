@@ -14,7 +14,7 @@ from bessemer.plan import plan_result, unplanned
 from bessemer.plan.plan_request import PlanRequest
 from bessemer.plan.tables import plan_rows
 from bessemer.recipe import parse
-from bessemer.recipe.keys import _section_of, keys
+from bessemer.recipe.keys import keys, section_of
 from bessemer.report.plan_page import render
 from bessemer.workflow.choose_layout import planned
 from tests.conftest import recipe_text, write_text
@@ -173,7 +173,7 @@ def example(info: FieldInfo) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-LEAVES = [key for key, info in keys().items() if _section_of(info.annotation) is None]
+LEAVES = [key for key, info in keys().items() if section_of(info.annotation) is None]
 IN_ARRAYS = tuple(f"{key}." for key, info in keys().items() if get_origin(info.annotation) is tuple)
 TRIED = [
     key

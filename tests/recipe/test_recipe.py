@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from bessemer import recipe as recipes
+from bessemer.cli.explain_key import explain
 from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.recipe.corpus import is_data
@@ -140,12 +141,10 @@ def test_every_key_has_a_description() -> None:
     for key, info in recipes.keys().items():
         assert info.description, key
         assert info.description.endswith(".") or ":" in info.description, key
-        assert info.description in recipes.explain(key)
+        assert info.description in explain(key)
     with pytest.raises(InputError, match="did you mean train.steps"):
-        recipes.explain("train.stepz")
-    assert re.search(r"guard\.max_rollbacks +3 +Rollbacks", recipes.explain("guard")), (
-        "a table shows the defaults of its keys"
-    )
+        explain("train.stepz")
+    assert re.search(r"guard\.max_rollbacks +3 +Rollbacks", explain("guard")), "a table shows the defaults of its keys"
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:

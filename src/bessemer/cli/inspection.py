@@ -134,9 +134,10 @@ def report(args: argparse.Namespace) -> Any:
 
 def recipe(args: argparse.Namespace) -> Any:
     from bessemer import recipe as recipes
+    from bessemer.cli.explain_key import explain
 
     if args.explain is not None:
-        text = recipes.explain(args.explain) if args.explain else "\n".join(
+        text = explain(args.explain) if args.explain else "\n".join(
             f"{key:<36} {info.description}" for key, info in recipes.keys().items()
         )  # fmt: skip
     elif args.name is None:

@@ -98,7 +98,8 @@ class Funnel:
 
 def funnels_of(corpus: Corpus, listings: Mapping[str, Listing]) -> dict[str, Funnel]:
     """Return an empty `Funnel` (counts of a source's documents) for each source, by name."""
-    return {one.name: Funnel(one.name, one.shown_format, len(listings[one.name].read)) for one in corpus.sources}
+    formats = {one.name: (one.format or "by ending").rpartition("/")[2] for one in corpus.sources}  # without folders
+    return {name: Funnel(name, shown, len(listings[name].read)) for name, shown in formats.items()}
 
 
 def add_examples(examples: Examples, more: Examples) -> None:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.distributed.mesh import SHARD_CONTEXT, ProcessMesh, set_timeout
 from bessemer.distributed.sharded_tensors import is_dtensor
+from bessemer.distributed.shards import zero_stage
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -55,7 +56,7 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
         # The bias of a router stays whole and in fp32.
         "ignored_params": {parameter for name, parameter in root.named_parameters() if name.endswith("router.bias")},
     }
-    reshard_after_forward = layout.effective_zero == 3
+    reshard_after_forward = zero_stage(layout) == 3
     for module in list(root.modules()):
         own_mesh: DeviceMesh | None = getattr(module, "fsdp_mesh", None)
         if own_mesh is not None:
@@ -92,7 +93,7 @@ def gradient_sync(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> Abstract
     if isinstance(root, DistributedDataParallel):
         return contextlib.nullcontext() if last else root.no_sync()
     if is_fsdp(root):
-        zero = mesh.layout.effective_zero
+        zero = zero_stage(mesh.layout)
         root.set_requires_gradient_sync(last or zero > 1)
         root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(last or zero == 3)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.schedules import micro_batches_in_flight
-from bessemer.distributed.shards import padded
+from bessemer.distributed.shards import padded, zero_stage
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.sublayers import FP32
@@ -386,7 +386,7 @@ def state_bytes(
         element_bytes: Bytes per element of weights and gradients.
         micro_batches: Micro-batches per step of each rank.
     """
-    zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
+    zero, bytes_gathered = zero_stage(layout), element_bytes.gathered
     weights = with_padding.shard_bytes(layout, element_bytes.master)
     gradients = with_padding.shard_bytes(layout, element_bytes.gradient)
     if not layout.uses_fsdp:

@@ -24,6 +24,7 @@ from bessemer.common.errors import InputError
 from bessemer.distributed import data
 from bessemer.distributed.context import MicroBatchLoss, ModelWithLoss
 from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.shards import zero_stage
 from bessemer.distributed.stages import StageSpan, rank_of_stage
 from bessemer.distributed.tied_embedding import sum_tied_gradients, tie_group
 from bessemer.distributed.validity import require_micro_batches
@@ -133,7 +134,7 @@ class _ScheduledStage(PipelineStage):
     def __init__(self, *arguments: Any, mesh: ProcessMesh, **options: Any) -> None:
         super().__init__(*arguments, **options)
         layout = mesh.layout
-        self.reduces_early = isinstance(self.submod, FSDPModule) and layout.effective_zero > 1
+        self.reduces_early = isinstance(self.submod, FSDPModule) and zero_stage(layout) > 1
         self.mesh = mesh
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:

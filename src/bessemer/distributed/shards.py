@@ -1,4 +1,4 @@
-"""Padding of FSDP shards: how much larger uneven shards make a rank's part of each weight."""
+"""Shards of FSDP: how much larger uneven shards make a rank's part of each weight, and what is sharded."""
 
 from __future__ import annotations
 
@@ -61,3 +61,12 @@ def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
         f"parallel.shard = {layout.shard}{with_context} divides no dimension of some weights, so padding makes a block's "
         f"weights {factor:.3g} times as large in memory and communication; use a power of two, and parallel.replicate"
     )
+
+
+def zero_stage(layout: Parallel) -> int:
+    """Return the ZeRO stage that is used.
+
+    It is 1 if the pipeline schedule splits the backward pass in two, because FSDP2 does not see the second part, and
+    gradients are wrong if the weights are resharded after the forward pass (torch 2.13).
+    """
+    return 1 if layout.facts.splits_backward else layout.zero

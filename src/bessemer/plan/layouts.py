@@ -172,7 +172,7 @@ def zero_stages(job: Job, split: Layout, fixed: frozenset[str], impossible: Coun
     """Return the ZeRO stages to try, or only the fixed one; 0 if no two devices share state."""
     zero = job.layout.zero
     stages: tuple[int, ...] = (1, 2, 3)
-    if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
+    if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (`zero_stage`)
         stages = (1,)
         if "zero" in fixed and zero > 1:
             impossible[f"schedule {split.schedule} runs with zero 1, not {zero}"] += 1

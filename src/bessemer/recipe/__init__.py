@@ -3,7 +3,7 @@
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Quality
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
-from bessemer.recipe.keys import explain, keys
+from bessemer.recipe.keys import keys
 from bessemer.recipe.load import differences, dump, is_as_dumped, load, parse, shipped, without_folders
 from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel
@@ -17,6 +17,6 @@ __all__ = [
     "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
     "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Parallel", "PersonalData", "Quality", "Recipe",
     "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Source", "Train", "Work",
-    "as_resolved", "differences", "dump", "explain", "is_as_dumped", "keys", "load", "load_resolved", "parse", "shipped",
+    "as_resolved", "differences", "dump", "is_as_dumped", "keys", "load", "load_resolved", "parse", "shipped",
     "without_folders",
 ]  # fmt: skip

@@ -182,11 +182,6 @@ class Source(Section):
         return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 
     @property
-    def shown_format(self) -> str:
-        """The format for statistics and reports: its name, or "by ending" if each file's ending determines it."""
-        return "by ending" if self.format is None else Path(self.format).name
-
-    @property
     def is_chat(self) -> bool:
         """True if the source's documents are conversations (format "chat")."""
         return self.format == "chat"

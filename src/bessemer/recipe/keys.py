@@ -1,9 +1,8 @@
-"""List and explain the keys of a recipe, and describe the mistakes in one."""
+"""List the keys of a recipe, and describe the mistakes in one."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from operator import eq
@@ -13,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bessemer.common.errors import InputError
 from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
@@ -21,7 +19,6 @@ from bessemer.recipe.uses import Location, item_name, settings_at
 
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # other programs' names of keys, by the last part or the whole of the name
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
-DEFAULT_WIDTH = 16  # width of the column of defaults
 FEW = 30  # an error lists all known keys if there are fewer
 ALIKE = 0.75  # similarity (difflib) above which a name counts as a misspelling of another
 
@@ -38,29 +35,6 @@ def keys() -> dict[str, FieldInfo]:
 def keys_and_limits() -> dict[str, FieldInfo]:
     """Return the keys of `keys`, plus those in the tables of rule sets, such as `corpus.rules.c4.min_sentences`."""
     return dict(_fields(Recipe, ""))
-
-
-def explain(key: str) -> str:
-    """Return the explanation of a key: type, default and meaning; for a table, its keys.
-
-    Args:
-        key: A dotted name.
-
-    Raises:
-        InputError: When there is no such key.
-    """
-    known = keys_and_limits()
-    if key not in known:
-        raise InputError(f"{key}: no such recipe key" + did_you_mean(key, list(known)))
-    info = known[key]
-    inner = [name for name in known if name.startswith(key + ".") and "." not in name[len(key) + 1 :]]
-    if inner:
-        lines = [f"[{key}]  {info.description}", ""]
-        width = max(len(name) for name in inner)
-        shown = {name: "" if _section_of(known[name].annotation) else _default_of(known[name]) for name in inner}
-        lines += [f"  {name:<{width}}  {shown[name]:<{DEFAULT_WIDTH}}  {known[name].description}" for name in inner]
-        return "\n".join(lines)
-    return f"{key}\n  type     {_shown_type(info)}\n  default  {_default_of(info)}\n  {info.description}"
 
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
@@ -108,27 +82,16 @@ def _fields(
     for field, info in section.model_fields.items():
         name = info.alias or field
         yield prefix + name, info
-        inner = _section_of(info.annotation)
+        inner = section_of(info.annotation)
         if inner is not None and not issubclass(inner, closed):
             yield from _fields(inner, f"{prefix}{name}.", closed)
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the class of the table that a type stands for, such as that of an optional table; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((section for part in get_args(annotation) if (section := _section_of(part))), None)
-
-
-def _default_of(info: FieldInfo) -> str:
-    if info.is_required():
-        return "required"
-    value = info.get_default(call_default_factory=True)
-    return "derived, or none" if value is None else json.dumps(value)
-
-
-def _shown_type(info: FieldInfo) -> str:
-    shown = info.annotation.__name__ if isinstance(info.annotation, type) else str(info.annotation)
-    return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
+    return next((section for part in get_args(annotation) if (section := section_of(part))), None)
 
 
 SHOULD_BE = {  # pydantic's error types in terms of TOML

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -78,13 +78,12 @@ def interleaved_rounds(pipeline: int, count: int) -> int:
 class AxisSizes:
     """Base of layouts: numbers derived from the sizes of the parallel axes, which a subclass defines as attributes."""
 
-    if TYPE_CHECKING:
-        replicate: int
-        shard: int
-        tensor: int
-        pipeline: int
-        context: int
-        expert: int
+    replicate: int
+    shard: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
 
     @property
     def world(self) -> int:
@@ -177,15 +176,6 @@ class Parallel(AxisSizes, Section):
     def facts(self) -> ScheduleFacts:
         """Properties of the pipeline schedule; the defaults without a pipeline."""
         return SCHEDULES[self.schedule] if self.pipeline > 1 else ScheduleFacts()
-
-    @property
-    def effective_zero(self) -> int:
-        """The ZeRO stage that is used.
-
-        It is 1 if the pipeline schedule splits the backward pass in two, because FSDP2 does not see the second part, and
-        gradients are wrong if the weights are resharded after the forward pass (torch 2.13).
-        """
-        return 1 if self.facts.splits_backward else self.zero
 
     @property
     def uses_ddp(self) -> bool:

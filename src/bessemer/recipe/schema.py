@@ -48,8 +48,6 @@ class Checkpoint(Section):
     mirror: StoreOrFolder = None
 
 
-# A rollback goes back to this share of the run's steps before the first bad one, within these bounds.
-SHORTEST, LONGEST, SHARE = 8, 100, 0.05
 SHORTEST_HANG = 5
 
 
@@ -65,14 +63,6 @@ class Guard(Section):
     compare_replicas_every: int = Field(100, ge=0)
     stragglers_every: int = Field(50, ge=0)
     hang_seconds: float | None = Field(None, ge=0)
-
-    def distance(self, steps: int) -> int:
-        """Return the number of steps to roll back after divergence: rollback_distance, or its default for `steps` steps."""
-        return self.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))
-
-    def batches_to_skip(self, steps: int) -> int:
-        """Return the number of batches to skip after a rollback: skip_batches, or its default for a run of `steps` steps."""
-        return 2 * self.distance(steps) if self.skip_batches is None else self.skip_batches
 
     def _complaints(self) -> Iterator[str]:
         if self.hang_seconds and self.hang_seconds < SHORTEST_HANG:
@@ -176,12 +166,6 @@ class Recipe(Section):
     def chat_parts(self) -> frozenset[str]:
         """Names in `parts` under which conversations are stored."""
         return frozenset(name for name, source in self.parts.items() if source in self.corpus.chats)
-
-    @property
-    def storage_of_tokens(self) -> str | None:
-        """`corpus.storage` if training reads tokens from it; None for packed and labelled tokens, which stay in the run."""
-        is_read_from_there = self.tokens.packing == "concatenate" and self.train.objective != "classify"
-        return self.corpus.storage if is_read_from_there else None
 
     @property
     def source_weights(self) -> dict[str, float | None]:

@@ -77,6 +77,12 @@ def mixed_by(recipe: Recipe) -> Any:
     return [recipe.source_weights, recipe.tokens.temperature, phases, decay]
 
 
+def storage_of(recipe: Recipe) -> str | None:
+    """Return `corpus.storage` if training reads tokens from it; None for packed and labelled tokens, which stay in the run."""
+    is_read_from_there = recipe.tokens.packing == "concatenate" and recipe.train.objective != "classify"
+    return recipe.corpus.storage if is_read_from_there else None
+
+
 def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> TokenStore:
     """Build a run's tokens: train or load the tokenizer, encode the corpus and write the shards of every source.
 
@@ -94,7 +100,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     all_inputs = digest(inputs, {name: size for name, size in made_of.items() if name.startswith("documents/")})
     require_storage(run.path, recipe.corpus.storage)
-    storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
+    storage = begin_publishing(run.tokens, all_inputs, storage_of(recipe))
     work = open_work(run.tokens, all_inputs, None if corpus.parent == run.corpus else recipe.corpus.storage)
     with keep_workers(run.path), staging(run.tokens) as staged:
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", statistics, corpus, work)

@@ -17,7 +17,7 @@ from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback
-from bessemer.guard.policy import Judgement, Verdict
+from bessemer.guard.policy import Judgement, Verdict, batches_to_skip, rollback_distance
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens import trace
@@ -156,12 +156,12 @@ def _begin(training: Training, rollback: Rollback) -> None:
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
-    """Return the newest verified checkpoint at least `guard.distance` steps before the first bad step, else the oldest one.
+    """Return the newest verified checkpoint at least `rollback_distance` steps before the first bad step, else the oldest one.
 
     All ranks must call it.
     """
     folder, mesh = training.run.checkpoints, training.trainer.mesh
-    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.steps)
+    distance = 0 if alarm.kind.is_hardware_fault else rollback_distance(training.recipe.guard, training.steps)
     newest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(checkpoint_steps(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
@@ -204,7 +204,7 @@ def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: Save
     """
     guard, sizes, num_skipped, rewarm_steps = training.recipe.guard, training.stream.sizes, 0, 0
     if not alarm.kind.is_hardware_fault:
-        num_skipped, rewarm_steps = guard.batches_to_skip(training.steps), guard.distance(training.steps)
+        num_skipped, rewarm_steps = batches_to_skip(guard, training.steps), rollback_distance(guard, training.steps)
     start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
     skipped = range(start, max(start + num_skipped, step) if num_skipped else start)
     omitted = sizes.first(start), sizes.after(skipped.stop) if skipped else sizes.first(start)

@@ -24,7 +24,7 @@ from bessemer.common.hashing import digest
 from bessemer.distributed.sharded_tensors import as_shard_of
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
-from bessemer.guard.policy import GuardState
+from bessemer.guard.policy import GuardState, rollback_distance
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, ResolvedRecipe, dump
@@ -199,7 +199,7 @@ class Saver:
     def _retention(self, state: TrainState) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps
         # A finished run does not roll back.
-        distance = guard.distance(steps) if guard.max_rollbacks and state.step < steps else 0
+        distance = rollback_distance(guard, steps) if guard.max_rollbacks and state.step < steps else 0
         return Retention(
             self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance,
             best=None if self._best is None else self._best[1],

@@ -167,7 +167,7 @@ def write_tokens(session: Session, recipe: Recipe) -> None:
         )
 
     session.stage("tokens", work, current)
-    reuse.say_where(run.tokens, recipe.storage_of_tokens)
+    reuse.say_where(run.tokens, build.storage_of(recipe))
 
 
 def train(
