@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bessemer.check.replay import replay
 from bessemer.cli import run_command
 from bessemer.recipe import load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Loader
-from bessemer.train.replay import replay
 from bessemer.train.trainer import DeviceStats, Trainer
 
 

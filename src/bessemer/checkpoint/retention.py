@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bessemer.recipe import Guard
+
 SPANS = 3  # the newest intervals of `distance` steps, in each of which one checkpoint is kept
+
+
+# A rollback goes back to this share of the run's steps before the first bad one, within these bounds.
+SHORTEST, LONGEST, SHARE = 8, 100, 0.05
+
+
+def rollback_distance(guard: Guard, steps: int) -> int:
+    """Return the number of steps to roll back after divergence: rollback_distance, or its default for `steps` steps."""
+    return guard.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))
 
 
 @dataclass(frozen=True)

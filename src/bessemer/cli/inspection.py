@@ -70,7 +70,7 @@ def _print_document(document: dict[str, Any]) -> None:
 
 def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory) -> dict[str, Any]:
     """Replay training step `args.step`, print if it gave the same numbers as in the run, and return the result."""
-    from bessemer.train.replay import replay
+    from bessemer.check.replay import replay
 
     result = replay(recipe, run, args.step)
     tests = result["figures"] | {f"sample {name} alone": test for name, test in [*result["sequences"].items()][:5]}

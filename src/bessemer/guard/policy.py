@@ -16,18 +16,6 @@ from bessemer.guard.incidents import NONFINITE
 from bessemer.recipe import Guard
 
 NONFINITE_IN_A_ROW = 3  # consecutive non-finite steps that cause a rollback
-# A rollback goes back to this share of the run's steps before the first bad one, within these bounds.
-SHORTEST, LONGEST, SHARE = 8, 100, 0.05
-
-
-def rollback_distance(guard: Guard, steps: int) -> int:
-    """Return the number of steps to roll back after divergence: rollback_distance, or its default for `steps` steps."""
-    return guard.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))
-
-
-def batches_to_skip(guard: Guard, steps: int) -> int:
-    """Return the number of batches to skip after a rollback: skip_batches, or its default for a run of `steps` steps."""
-    return 2 * rollback_distance(guard, steps) if guard.skip_batches is None else guard.skip_batches
 
 
 class Verdict(Enum):

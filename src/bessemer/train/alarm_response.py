@@ -8,6 +8,7 @@ from typing import Any
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import drop_newer, iterate_verified
+from bessemer.checkpoint.retention import rollback_distance
 from bessemer.common.console import counted, say, warn
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import on_rank_zero
@@ -17,7 +18,7 @@ from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback
-from bessemer.guard.policy import Judgement, Verdict, batches_to_skip, rollback_distance
+from bessemer.guard.policy import Judgement, Verdict
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens import trace
@@ -204,7 +205,8 @@ def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: Save
     """
     guard, sizes, num_skipped, rewarm_steps = training.recipe.guard, training.stream.sizes, 0, 0
     if not alarm.kind.is_hardware_fault:
-        num_skipped, rewarm_steps = batches_to_skip(guard, training.steps), rollback_distance(guard, training.steps)
+        rewarm_steps = rollback_distance(guard, training.steps)
+        num_skipped = 2 * rewarm_steps if guard.skip_batches is None else guard.skip_batches
     start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
     skipped = range(start, max(start + num_skipped, step) if num_skipped else start)
     omitted = sizes.first(start), sizes.after(skipped.stop) if skipped else sizes.first(start)

@@ -16,7 +16,7 @@ from bessemer.checkpoint.async_save import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.protocol import trained_checkpoints
-from bessemer.checkpoint.retention import Retention
+from bessemer.checkpoint.retention import Retention, rollback_distance
 from bessemer.checkpoint.selection import best_validation
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
@@ -24,7 +24,7 @@ from bessemer.common.hashing import digest
 from bessemer.distributed.sharded_tensors import as_shard_of
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
-from bessemer.guard.policy import GuardState, rollback_distance
+from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, ResolvedRecipe, dump
