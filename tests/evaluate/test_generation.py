@@ -6,10 +6,10 @@ import torch
 from bessemer.cli.chat import Chat, Template
 from bessemer.common.errors import InputError
 from bessemer.model.attention_scope import Documents
-from bessemer.model.generation import Sampling, choose, generate
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.generation import Sampling, choose, generate
 from tests.model.samples import BLOCKS, config, stirred
 
 VARIANTS = {

@@ -10,13 +10,13 @@ import torch
 from bessemer.common.errors import BessemerError
 from bessemer.export import hugging_face as files
 from bessemer.export.hugging_face import ExportFiles, export
-from bessemer.model.generation import Sampling, complete
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
+from bessemer.train.generation import Sampling, complete
 from bessemer.train.task import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.model.attention import attention, largest_logits
+from bessemer.model.attention import attention
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import rotate
 from bessemer.model.layers import rotary_cos_sin
 from bessemer.model.options import Rope
 from bessemer.recipe.model import RopeScaling
+from bessemer.train.attention_logits import largest_logits
 from tests.model.float64 import Float64
 from tests.model.samples import BLOCKS, LargestTensor, config
 

@@ -4,8 +4,8 @@ import torch
 from bessemer.common.errors import InputError
 from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import peak_memory
-from bessemer.distributed.recomputed_flops import hardware_flops
 from bessemer.distributed.stages import PartParameters, pipeline_ranks
+from bessemer.distributed.step_flops import hardware_flops
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config

@@ -15,8 +15,8 @@ from bessemer.common.errors import InputError
 from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.memory import checkpointed_elements_per_block, mask_bytes, peak_memory, rank_memory
 from bessemer.distributed.mesh import SINGLE_PROCESS, join
-from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.stages import pipeline_ranks
+from bessemer.distributed.step_flops import recomputed_flops_per_token
 from bessemer.model import kernels as product
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from bessemer.common.errors import InputError
-from bessemer.model.flops import flops_per_token, step_flops_per_token
+from bessemer.distributed.step_flops import step_flops_per_token
+from bessemer.model.flops import flops_per_token
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import load
 from bessemer.tokens.held_out import HeldOut

@@ -147,7 +147,7 @@ class TrainingRun:
         Raises:
             InputError: The run has no such checkpoint, its model cannot generate text, or an argument is invalid.
         """
-        from bessemer.model.generation import Sampling, complete
+        from bessemer.train.generation import Sampling, complete
 
         if max_tokens < 1:
             raise InputError(f"max_tokens: {max_tokens} is too small; set at least 1")
@@ -170,7 +170,7 @@ class TrainingRun:
         import torch
 
         from bessemer.distributed.context import LocalBatch
-        from bessemer.model.generation import require_writer
+        from bessemer.train.generation import require_writer
 
         store, trainer, tokenizer = self._open(step)
         model, before = trainer.model, list(store.framing.before) or [store.end_of_text]

@@ -19,7 +19,7 @@ from bessemer.common import interrupt
 from bessemer.common.console import counted, silent
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.distributed.recomputed_flops import hardware_flops
+from bessemer.distributed.step_flops import hardware_flops
 from bessemer.launch import local_start
 from bessemer.launch.worker import Worker
 from bessemer.model.config import ModelConfig

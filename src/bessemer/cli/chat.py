@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from bessemer.common.errors import InputError
-from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import CHATML, chat_template, read_template, render, template_names
 from bessemer.tokens.tokenizer.text_stream import stream_text
+from bessemer.train.generation import Sampling, generate
 
 Message = dict[str, str]
 

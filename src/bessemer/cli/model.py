@@ -14,8 +14,8 @@ from bessemer.common.errors import InputError
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.model.generation import Sampling
     from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.train.generation import Sampling
 
 
 def evaluate(args: argparse.Namespace) -> Any:
@@ -56,7 +56,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
 
 
 def generate(args: argparse.Namespace) -> Any:
-    from bessemer.model.generation import complete
+    from bessemer.train.generation import complete
 
     sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)
@@ -155,7 +155,7 @@ def export(args: argparse.Namespace) -> Any:
 
 def _sampling(args: argparse.Namespace) -> Sampling:
     """Return the sampling settings of the arguments. Raises InputError for invalid ones."""
-    from bessemer.model.generation import Sampling
+    from bessemer.train.generation import Sampling
 
     if args.max_tokens < 1:
         raise InputError(f"--max-tokens {args.max_tokens}: not a number of tokens; give 1 or more")

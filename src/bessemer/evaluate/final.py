@@ -18,7 +18,6 @@ from bessemer.common.log_file import json_line
 from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.evaluate.task_files import EvaluationTask, open_tasks
-from bessemer.model.generation import Sampling, complete, require_writer
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
@@ -26,6 +25,7 @@ from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import model_input
+from bessemer.train.generation import Sampling, complete, require_writer
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, scored_model, validate

@@ -20,9 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bessemer.common.errors import InputError
 from bessemer.evaluate.task_files import FEWSHOT_SEED, EvaluationTask
-from bessemer.model.generation import Sampling, generate
 from bessemer.model.kernels import upcast
 from bessemer.tokens.tokenizer.text_stream import stream_text
+from bessemer.train.generation import Sampling, generate
 from bessemer.train.setup import ScoredModel
 
 BATCH_TOKENS = 4096  # tokens per forward pass, including padding

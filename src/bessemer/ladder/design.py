@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from bessemer.common.console import amount, duration
 from bessemer.common.errors import InputError
-from bessemer.model.flops import step_flops_per_token
+from bessemer.distributed.step_flops import step_flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
 from bessemer.recipe import Model, ResolvedRecipe

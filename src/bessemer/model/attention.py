@@ -26,8 +26,6 @@ from bessemer.model.sublayers import attention_facts
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at once when no fused kernel supports soft caps
 OFFSET_CHUNK = 256  # queries per mask when some keys come before the first query: fastest of 64 to 2,048
-MAX_LOGITS = 1 << 25  # scores computed at once in `largest_logits`, 128 MiB, but at least those of 16 queries
-LOGIT_CHUNK = 64  # queries on a CPU, so that their scores fit the cache: twice as fast as 256
 
 # Maps (queries, keys, values, scope, dropout masks) to the attention output, (B, H, T, K).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionScope, DropoutMasks | None], Tensor]
@@ -153,34 +151,6 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
         slices = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
         parts.append(recompute(attend, *slices, queries, start, keys))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
-
-
-@torch.no_grad()
-def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
-    """Return the largest attention score of each head over a batch, (H,), scaled and before a soft cap.
-
-    As in `attention`, the L queries may be some of the T tokens. Scores are computed in fp32 (fp64 for fp64) for one chunk
-    of queries at a time, which bounds memory.
-    """
-    spec, documents, length = scope.spec, scope.documents, k_BGTK.shape[2]
-    batch, heads = q_BHLK.shape[:2]
-    chunk = min(max(MAX_LOGITS // (batch * heads * length), 16), length if q_BHLK.is_cuda else LOGIT_CHUNK)
-    parts = []
-    with torch.autocast(q_BHLK.device.type, enabled=False):
-        q_BGRLK, keys_BGKT = q_BHLK.unflatten(1, (k_BGTK.shape[1], -1)), upcast(k_BGTK).transpose(2, 3)  # type: ignore[no-untyped-call]
-        for queries, start, keys in scope.chunks(length, chunk):
-            q_BGRCK = upcast(q_BGRLK[:, :, :, queries])
-            # Queries that share a key are rows of one matmul, which avoids copies of the keys.
-            flat = q_BGRCK.flatten(2, 3) @ keys_BGKT[..., keys]
-            scores_BGRCN = flat.unflatten(2, q_BGRCK.shape[2:4])  # type: ignore[no-untyped-call]
-            first, last, end = keys.start, keys.stop, start + q_BGRCK.shape[3]
-            if documents is None and not spec.window:  # every query sees all keys before the chunk, or all keys
-                first = start if spec.causal else last
-            if first < last:
-                allowed = scope.allows(slice(start, end), slice(first, last), q_BHLK.device).unsqueeze(-3)
-                scores_BGRCN[..., first - last :].masked_fill_(~allowed, -torch.inf)
-            parts.append(scores_BGRCN.amax(dim=(0, 3, 4)).flatten())
-    return torch.stack(parts).amax(dim=0) * spec.scale_of(q_BHLK)
 
 
 def _by_scores(

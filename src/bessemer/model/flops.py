@@ -1,9 +1,8 @@
-"""FLOPs per token that the model needs; `distributed.recomputed_flops` has those of recomputation."""
+"""FLOPs per token that the model needs; `distributed.step_flops` has those of a training step."""
 
 from __future__ import annotations
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Train
 
 
 def flops_per_token(config: ModelConfig) -> float:
@@ -15,18 +14,6 @@ def flops_per_token(config: ModelConfig) -> float:
     """
     seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
     return 6.0 * config.matrix_parameters + config.score_flops(seen)
-
-
-def step_flops_per_token(train: Train, config: ModelConfig) -> float:
-    """Return the FLOPs that a training step uses per token.
-
-    With the masked objective only the masked tokens go through the output matrix. A frozen transformer has no backward
-    pass, and its trained head, with a few numbers per text, is not counted.
-    """
-    per_token = flops_per_token(config)
-    if train.objective == "masked":
-        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - train.masking.share)
-    return per_token / 3.0 if train.is_frozen else per_token
 
 
 def tokens_seen(config: ModelConfig, layer: int) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bessemer.distributed.memory import Memory
-from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.shards import divides_state
+from bessemer.distributed.step_flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import step_flops_per_token
 from bessemer.model.sublayers import FP32
 from bessemer.plan.devices import peak_flops
 from bessemer.plan.plan_result import parameters_by_part

@@ -22,9 +22,10 @@ from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.sharded_tensors import local, num_replicas
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.trends import Trends
-from bessemer.model.attention import AttentionFunction, largest_logits
+from bessemer.model.attention import AttentionFunction
 from bessemer.model.attention_scope import AttentionScope
 from bessemer.tokens.loader import Batch
+from bessemer.train.attention_logits import largest_logits
 from bessemer.train.engine import MicroBatch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer

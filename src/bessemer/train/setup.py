@@ -17,9 +17,9 @@ from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import Damage, drop_newer
 from bessemer.common.console import say, warn
 from bessemer.distributed.mesh import ProcessMesh, on_rank_zero
-from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.sharded_tensors import Difference
 from bessemer.distributed.stages import recomputed_total
+from bessemer.distributed.step_flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
@@ -28,7 +28,6 @@ from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.guard.trends import Trends
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import step_flops_per_token
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_read
-from bessemer.model.huggingface.weights import HEADS, read_model, require_weights, start_added_tokens
+from bessemer.model.huggingface.weights import BY_TOKEN, HEADS, read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
@@ -48,8 +49,20 @@ def starting_model(source: str | None, config: ModelConfig, seed: int, store: To
     model = read_model(folder, config, seed)
     if checked:
         say(f"  starting from the weights of {folder}: {check_read(folder, model).line}")
-    start_added_tokens(model, store.manifest["tokenizer"].get("added", {}))
+    _start_added_tokens(model, store.manifest["tokenizer"].get("added", {}))
     return model
+
+
+@torch.no_grad()
+def _start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
+    """Set the embedding and output rows of added tokens to the mean of other rows.
+
+    `added` maps the id of each added token, as text, to the ids that encoded the token's text before; the mean is over
+    these, or over all earlier rows if there are none.
+    """
+    for name, parameter in model.named_parameters():
+        for number, pieces in added.items() if name in BY_TOKEN else ():
+            parameter[int(number)] = parameter[list(pieces) or slice(min(map(int, added)))].mean(0)
 
 
 def require_source(source: str | None, config: ModelConfig) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bessemer.model.generation import Sampling, complete
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import model_input
 from bessemer.train.engine import MicroBatch
+from bessemer.train.generation import Sampling, complete
 from bessemer.train.setup import ScoredModel, Training
 from bessemer.train.state import TrainState
 from bessemer.train.trainer import Trainer

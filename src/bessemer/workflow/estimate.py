@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bessemer.common.console import say, silent, warn
 from bessemer.common.errors import InputError
-from bessemer.distributed.recomputed_flops import hardware_flops
 from bessemer.distributed.shards import uneven_note
 from bessemer.distributed.stages import recomputed_total
+from bessemer.distributed.step_flops import hardware_flops
 from bessemer.model import recipe_defaults
 from bessemer.plan import local_plan
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, ResolvedTrain

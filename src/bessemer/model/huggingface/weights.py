@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -197,18 +197,6 @@ def _stored_shape(tensor: HubTensor, own: ModelConfig) -> tuple[int, ...]:
     It differs for tensors with a row per token id, if tokens were added to our model.
     """
     return (own.vocabulary, *tensor.shape[1:]) if tensor.ours in BY_TOKEN else tensor.shape
-
-
-@torch.no_grad()
-def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
-    """Set the embedding and output rows of added tokens to the mean of other rows.
-
-    `added` maps the id of each added token, as text, to the ids that encoded the token's text before; the mean is over
-    these, or over all earlier rows if there are none.
-    """
-    for name, parameter in model.named_parameters():
-        for number, pieces in added.items() if name in BY_TOKEN else ():
-            parameter[int(number)] = parameter[list(pieces) or slice(min(map(int, added)))].mean(0)
 
 
 def _require_names(

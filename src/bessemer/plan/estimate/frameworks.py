@@ -12,9 +12,9 @@ from importlib import resources
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.recomputed_flops import Selective
 from bessemer.distributed.shards import padding
 from bessemer.distributed.stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
+from bessemer.distributed.step_flops import Selective
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 

@@ -15,9 +15,9 @@ from math import log, sqrt
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
-from bessemer.distributed.recomputed_flops import recomputed_flops_per_token
 from bessemer.distributed.schedules import checked_stages_per_rank
 from bessemer.distributed.stages import PipelineRank, rank_of_stage, stage_ids_of_rank
+from bessemer.distributed.step_flops import recomputed_flops_per_token
 from bessemer.distributed.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token

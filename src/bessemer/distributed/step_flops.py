@@ -1,17 +1,29 @@
-"""FLOPs that activation recompute adds to a training step, and those of the step with it."""
+"""FLOPs of a training step, required by the model and executed by the hardware, which recomputes activations."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import step_flops_per_token, tokens_seen
-from bessemer.recipe import ResolvedTrain
+from bessemer.model.flops import flops_per_token, tokens_seen
+from bessemer.recipe import ResolvedTrain, Train
 
 # The operations that selective recompute computes again: element-wise operations, when results of matmuls and attention are
 # saved, as Bessemer does; attention scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's
 # per-operation checkpointing).
 Selective = Literal["elementwise", "attention", "matmuls"]
+
+
+def step_flops_per_token(train: Train, config: ModelConfig) -> float:
+    """Return the FLOPs that a training step uses per token.
+
+    With the masked objective only the masked tokens go through the output matrix. A frozen transformer has no backward
+    pass, and its trained head, with a few numbers per text, is not counted.
+    """
+    per_token = flops_per_token(config)
+    if train.objective == "masked":
+        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - train.masking.share)
+    return per_token / 3.0 if train.is_frozen else per_token
 
 
 def recomputed_flops_per_token(
