@@ -216,7 +216,8 @@ def _require_names(
     if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
-            f"{folder}: tensor {absent[0]} of the head of a {wanted} is missing; add one with its save_pretrained"
+            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); add one with "
+            f"{wanted}.from_pretrained(FOLDER).save_pretrained(OTHER), and the same with AutoTokenizer"
         )
     if absent:
         raise InputError(f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} missing)")
