@@ -180,26 +180,25 @@ def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[s
     Returns:
         Scores of the interpolated byte 5-gram (`ngram`) and of PPMd (`ppmd`, None without its extra).
     """
-    started = perf_counter()
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
     held_out = {name: parts for name in store.sources if (parts := _documents(store, name, "heldout", tokenizer))}
     sizes = {name: sum(map(len, documents)) for name, documents in held_out.items()}
-    whole, num_bytes = sum(len(one) for documents in texts.values() for one in documents), max(sum(sizes.values()), 1)
-    training = _even_part(texts, max_bytes)
+
+    def score(order: int, bits: float, training: list[bytes], started: float) -> dict[str, Any]:
+        return {
+            "order": order, "bits_per_byte": bits / max(sum(sizes.values()), 1), "train_bytes": sum(map(len, training)),
+            "all_train_bytes": sum(len(one) for documents in texts.values() for one in documents),
+            "seconds": perf_counter() - started,
+        }  # fmt: skip
+
+    started, training = perf_counter(), _even_part(texts, max_bytes)
     model = NgramModel(training)
     bits = {name: model.nats(documents) / math.log(2) for name, documents in held_out.items()}
-    ngram = {
-        "order": MAX_ORDER, "bits_per_byte": sum(bits.values()) / num_bytes,
-        "bits_per_byte_by_source": {name: bits[name] / max(sizes[name], 1) for name in bits},
-        "train_bytes": sum(map(len, training)), "all_train_bytes": whole, "seconds": perf_counter() - started,
-    }  # fmt: skip
+    by_source = {name: bits[name] / max(sizes[name], 1) for name in bits}
+    ngram = {**score(MAX_ORDER, sum(bits.values()), training, started), "bits_per_byte_by_source": by_source}
     started, training = perf_counter(), _even_part(texts, ppmd.MAX_TRAIN_BYTES)
-    bits_in_all = ppmd.ppmd_bits(training, [one for documents in held_out.values() for one in documents])
-    compressed = None if bits_in_all is None else {
-        "order": ppmd.ORDER, "bits_per_byte": bits_in_all / num_bytes, "train_bytes": sum(map(len, training)),
-        "all_train_bytes": whole, "seconds": perf_counter() - started,
-    }  # fmt: skip
-    return {"ngram": ngram, "ppmd": compressed}
+    compressed = ppmd.ppmd_bits(training, [one for documents in held_out.values() for one in documents])
+    return {"ngram": ngram, "ppmd": None if compressed is None else score(ppmd.ORDER, compressed, training, started)}
 
 
 def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:

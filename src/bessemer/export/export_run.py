@@ -68,10 +68,8 @@ def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weig
     checkpoints = trained_checkpoints(run, weights)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
     files = _export_files(recipe, run, store, config, checkpoints[0].step, weights)
-    streams = recipe.export.stream
-    if streams is None:
-        streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
-    if streams:
+    is_large = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
+    if is_large if recipe.export.stream is None else recipe.export.stream:
         with ExitStack() as stack:
             streamed = stream(meta_model(config), weight_reader(checkpoints, stack), files, folder)
         return f"{streamed} tensors in {folder}, each verified by reading it back; logits were not compared"

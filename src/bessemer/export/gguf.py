@@ -116,10 +116,9 @@ def architecture_of(config: ModelConfig) -> str:
             raise problem(f"llama.cpp's {architecture} is not supported with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
         raise problem(f"llama.cpp's {architecture} does not support this model's sliding windows")
-    if scaling is not None and scaling.kind == "llama3" and architecture != "llama":
-        raise problem(f"llama.cpp's {architecture} has no rope_scaling of kind llama3")
-    if scaling is not None and scaling.kind not in ("llama3", "linear"):
-        raise problem(f"rope_scaling of kind {scaling.kind} is not supported")
+    kinds = ("linear", "llama3") if architecture == "llama" else ("linear",)
+    if scaling is not None and scaling.kind not in kinds:
+        raise problem(f"llama.cpp's {architecture} is not supported with rope_scaling of kind {scaling.kind}")
     return architecture
 
 
@@ -299,13 +298,9 @@ def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for tensor in tensors:
-        read = written.get(tensor.name)
-        is_equal = (
-            read is not None
-            and tuple(int(size) for size in read.shape[::-1]) == tensor.shape
-            and np.array_equal(np.asarray(read.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
-        )
-        if not is_equal:
+        read, stored = written[tensor.name], tensor.stored.view(np.uint8).ravel()
+        has_shape = tuple(int(size) for size in read.shape[::-1]) == tensor.shape
+        if not has_shape or not np.array_equal(np.asarray(read.data).view(np.uint8).ravel(), stored):
             raise BessemerError(f"export --to gguf: tensor {tensor.name} differs after reading it back")
 
 
