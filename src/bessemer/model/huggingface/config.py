@@ -156,9 +156,11 @@ def read_config(folder: Path) -> ModelConfig:
     labels = _labels(settings)  # checked for every head, because transformers creates a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
         values |= {"labels": labels, "pooling": pooling}
-    config = ModelConfig(sequence_length=values["max_positions"], **values)
     try:
+        config = ModelConfig(sequence_length=values["max_positions"], **values)
         Model.model_validate(_model_keys(config))
+    except InputError as error:
+        raise InputError(f"{settings.path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, ("model", *first["loc"])))
