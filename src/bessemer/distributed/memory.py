@@ -262,7 +262,7 @@ def _sharded_memory(
     elif (
         layout.tensor > 1
     ):  # the sum over the tensor group of gradients that it does not divide, when activations are free
-        whole = rank.blocks * (config.block_parameters - config.block_sharded_parameters)
+        whole = rank.blocks * (config.per_block() - config.per_block(lambda one: one.tensor_dim is not None))
         buffers = 2 * element_bytes.gradient * whole - step.activations - step.logits
         trained = trained._replace(gradient_buffers=max(buffers, 0))
     memory = Memory(

@@ -139,7 +139,9 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
     recomputes_all = layout.recompute == "full"
     recomputes_sent = layout.recompute == "selective" and framework.selective == "elementwise"
-    added = framework.accumulate * experts.unrouted_parameters(model) / layout.tensor / (device.bandwidth * how.bandwidth)
+    added = (
+        framework.accumulate * experts.unrouted_parameters(model) / layout.tensor / (device.bandwidth * how.bandwidth)
+    )
     tensor = _tensor(job, how)
     forward = block.forward + WorkSeconds(elementwise=tensor.copied[0])
     backward = block.backward + _again(job, block) + WorkSeconds(elementwise=added)
