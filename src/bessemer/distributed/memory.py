@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from bessemer.distributed.chunks import loss_chunk
 from bessemer.distributed.element_bytes import ElementBytes
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded, zero_stage
@@ -29,15 +30,6 @@ COMPILED_BYTES, MATMULS, SIZES = 700_000, 6, 4
 SCORE_BYTES = 20
 # Bytes per element of a norm in low precision: its input in fp32 and its result in 2 bytes.
 NORM_BYTES = 6
-
-# Maximum logits of a chunk on a CPU: 8 MiB of fp32 stay in the last-level cache, which makes every pass over them faster. With
-# 8,192 ids that is 256 rows. Matmuls of fewer than 128 rows are slow (docs/background/cpu-step.md).
-CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
-
-
-def loss_chunk(requested: int, vocabulary: int, is_cuda: bool) -> int:
-    """Return the number of tokens whose logits are in memory at once: `requested`, or on a CPU at most what fits its cache."""
-    return requested if is_cuda else min(requested, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 @dataclass(frozen=True)

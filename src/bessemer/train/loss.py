@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bessemer.distributed.chunks import loss_chunk
 from bessemer.distributed.collectives import VocabularyShard
-from bessemer.distributed.memory import loss_chunk
 from bessemer.model import casts
 from bessemer.model.kernels import linear_kernel, runs_bf16
 

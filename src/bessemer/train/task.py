@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from bessemer.common.errors import InputError
 from bessemer.common.extensions import failure
 from bessemer.common.hashing import key_of
+from bessemer.distributed.chunks import loss_chunk
 from bessemer.distributed.context import LocalBatch, MicroBatchLoss
-from bessemer.distributed.memory import loss_chunk
 from bessemer.model.attention_scope import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config, read_config
