@@ -53,7 +53,7 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_optimizer_state_has_its_planned_size(kind: str, state: str) -> None:
-    from bessemer.distributed.memory import optimizer_bytes
+    from bessemer.distributed.optimizer_bytes import optimizer_bytes
     from bessemer.recipe import Optimizer
     from bessemer.train import optimizer as optimizers
 

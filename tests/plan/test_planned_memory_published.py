@@ -143,3 +143,5 @@ def test_a_measured_step_is_the_basis_of_the_plan() -> None:
         held = plan.as_measured(wanted)
         assert held.total == pytest.approx(row["before_model"] + MEASURED_MARGIN * wanted, rel=1e-6)
         assert min(held.to_dict().values()) >= 0 and held.weights == plan.weights
+    compiled = replace(plan, compiled=5_000_000_000).as_measured(num_bytes)  # more code than a measured step has
+    assert compiled.to_dict()["fragmentation"] == compiled.compiled and compiled.fragmentation == 0

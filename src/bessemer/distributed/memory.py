@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bessemer.distributed.chunks import loss_chunk
 from bessemer.distributed.element_bytes import ElementBytes
+from bessemer.distributed.optimizer_bytes import optimizer_bytes, undivided_state_bytes, update_bytes
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded, zero_stage
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
@@ -15,8 +16,6 @@ from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.sublayers import FP32
 from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 
-# Bytes per element of one moment: fp32, or a uint8 code and its share of an fp32 scale for 256 elements.
-MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
 # On a CPU, allocations of many sizes fragment the heap. Without a measured step, this share of the bytes that a step allocates
 # and frees is added: 49 of 58 measured single-process runs need less than their plan (benchmarks/results/memory_cpu.json).
 HEAP_SHARE = 0.65
@@ -41,7 +40,8 @@ class Memory:
         gradients: Gradients, full or sharded, with the buffers of their reduction.
         optimizer: State of the optimizer, such as moments.
         ema: Exponential moving average of the weights.
-        activations: Activations saved for the backward pass, and the memory that one block's backward allocates.
+        activations: Activations saved for the backward pass, and the memory that one block's backward allocates; more
+            if the gradients' sum over a tensor group or Muon's update needs more than these, logits and buffers.
         logits: Logits of one chunk of the loss, with their gradient and that of the output matrix.
         before_model: Memory of the process before it creates the model; on a CPU, mostly libraries.
         unsharded_weights: Weights in the compute dtype, all-gathered by FSDP2 or cast by autocast.
@@ -160,6 +160,7 @@ def rank_memory(
         in_backward += waiting if in_backward else 0
         # Adding the scores to both overestimates the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
+        activations = max(activations, update_bytes(train, layout, config, rank, element_bytes) - concurrent * logits)
         step = StepBytes(activations, concurrent * logits, casts)
         memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
     else:
@@ -251,12 +252,12 @@ def _sharded_memory(
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
-    elif (
-        layout.tensor > 1
-    ):  # the sum over the tensor group of gradients that it does not divide, when activations are free
+    after = update_bytes(train, layout, config, rank, element_bytes)
+    if layout.tensor > 1 and not layout.uses_fsdp:  # gradients that are summed over the tensor group, and their sum
         whole = rank.blocks * (config.per_block() - config.per_block(lambda one: one.tensor_dim is not None))
-        buffers = 2 * element_bytes.gradient * whole - step.activations - step.logits
-        trained = trained._replace(gradient_buffers=max(buffers, 0))
+        after = max(after, 2 * element_bytes.gradient * whole)
+    more = max(after - sum(step) - trained.gradient_buffers, 0)  # all of these are free after the last backward pass
+    step = step._replace(activations=step.activations + more)
     memory = Memory(
         weights=state.weights, gradients=trained.gradients,
         optimizer=round(optimizer_bytes(train, config) * of_moments) + undivided_state_bytes(train, config, rank.blocks),
@@ -308,38 +309,6 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
     if recompute != "selective":
         return config.width
     return config.width + sum(sublayer.selective_elements for sublayer in config.sublayers)
-
-
-def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
-    """Return the bytes of an optimizer's moments.
-
-    Tensors that stay fp32 because they are small (vectors, or a classifier's head on a frozen transformer) are counted as
-    fp32.
-    """
-    moved, rest = len(train.optimizer.rule.moments), len(train.optimizer.rest_rule.moments)
-    if train.is_frozen:
-        return round(MOMENT_BYTES["fp32"] * rest * config.head_parameters)
-    each = MOMENT_BYTES[train.optimizer.state]
-    matrices = config.layers * config.block_matrix_parameters
-    vectors = config.parameters - matrices - config.embedding_parameters
-    return round(each * (moved * matrices + rest * config.embedding_parameters) + MOMENT_BYTES["fp32"] * rest * vectors)
-
-
-def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int) -> int:
-    """Return the bytes of optimizer state in tensors of another shape than their parameter's.
-
-    They are those of `blocks` blocks, and of the embedding and output matrix.
-    """
-
-    def size(rule: Any, shape: tuple[int, ...]) -> int:
-        return sum(math.prod(other) for other in (shape_for(shape) for shape_for in rule.others.values()) if other)
-
-    if train.is_frozen:
-        return 0
-    rule = train.optimizer.rule
-    block = sum(size(rule, part.shape) for part in config.block_table.values() if part.is_matrix)
-    embeddings = config.tables() * size(train.optimizer.rest_rule, (config.vocabulary, config.width))
-    return FP32 * (blocks * block + embeddings)
 
 
 class RankState(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bessemer.common.console import size
 from bessemer.common.errors import InputError
-from bessemer.distributed.memory import optimizer_bytes, undivided_state_bytes
+from bessemer.distributed.optimizer_bytes import optimizer_bytes, undivided_state_bytes
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, run_cost, scaling_laws
 from bessemer.plan.estimate.job import Job, Recompute

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bessemer.distributed.optimizer_bytes import STACK_ELEMENTS
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
 from bessemer.model.sublayers import JOINT, ROUTED
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
-STACK_ELEMENTS = 1 << 25  # elements orthogonalised together, to batch small matmuls in limited memory
 
 
 def matrices(name: str, tensor: Tensor) -> list[Tensor]:
