@@ -154,13 +154,10 @@ def test_fsdp_shards_experts_over_the_ranks_that_have_copies(framework: str) -> 
 
 def test_an_own_mixture_is_planned_for_bessemer() -> None:
     sizes = 'width = 1024\nheads = 16\nlayers = 8\nvocabulary = 8000\nfamily = "qwen3_moe"\nexperts = 32\nexpert_width = 512'
-    rest = (
-        "[tokens]\nsequence_length = 2048\n[train]\ntokens = 1000000000\nglobal_batch_tokens = 65536\nmicro_batch = 4"
-    )
+    rest = "[train]\ntokens = 10000000\nglobal_batch_tokens = 65536\nmicro_batch = 4\n[tokens]\nsequence_length = 2048"
     cluster = '[cluster]\ndevice = "H100"\ndevices = 8\n[parallel]\nauto = true\ntensor = 1\npipeline = 1'
-    plan = choose_layout.planned(
-        PlanRequest(parse(f'[run]\nname = "mine"\n[model]\n{sizes}\n{rest}\n{cluster}', "plan"))
-    )
+    recipe = parse(f'[run]\nname = "mine"\n[model]\n{sizes}\n{rest}\n{cluster}', "plan")
+    plan = choose_layout.planned(PlanRequest(recipe))
     found = to_dict(plan, searched=True)
     assert found["framework"] == "bessemer" and found["notes"] == [] and found["fits"]
     assert 0.05 < found["mfu"] < 0.6 and 2 * found["active_parameters"] < found["parameters"]
@@ -171,8 +168,8 @@ def test_an_own_mixture_is_planned_for_bessemer() -> None:
 def test_latent_attention_is_planned_for_another_program(
     capsys: pytest.CaptureFixture[str], name: str, framework: str
 ) -> None:
-    layout = ("--dp", "8", "--tp", "1", "--pp", "1", "--micro-batch", "1", "--zero", "1")
-    found = planned(capsys, "--model", name, "--tokens", "1B", "--batch", "65536", "--gpus", "8xH100", *layout)
+    words = "--tokens 1B --batch 65536 --gpus 8xH100 --dp 8 --tp 1 --pp 1 --micro-batch 1 --zero 1"
+    found = planned(capsys, "--model", name, *words.split())
     assert found["framework"] == framework and bool(found["notes"]) == (framework != "bessemer")
 
 
