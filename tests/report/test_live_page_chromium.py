@@ -123,6 +123,7 @@ def barriers(browser: Chromium, options: str = "") -> list[list[str]]:
     return [one for one in found if one[0] in ("serious", "critical")]
 
 
+@pytest.mark.long
 def test_pages_have_no_serious_accessibility_violations(
     make_run: MakeRun, serve: Callable[..., Server], browser: Chromium, tmp_path: Path
 ) -> None:
