@@ -117,9 +117,11 @@ def print_results(run: RunDirectory, *more: str) -> None:
     rows += [("measured", planned.in_short(planned.compare(values)))]
     next_commands = list(more)
     for sample in (values.evaluation or {}).get("samples", ())[-1:]:
-        rows.insert(0, ("sample", shorten(sample["prompt"] + sample["text"], WIDTH - 12, placeholder=" ...")))
-        prompt = shlex.quote(sample["prompt"].partition("\n")[0])
-        talk = f"chat {run.path}" if any(values.has_conversations) else f"generate {run.path} {prompt}"
+        prompt, answers = sample["prompt"], any(values.has_conversations)
+        text = prompt + " " * answers + sample["text"]
+        rows.insert(0, ("sample", shorten(text, WIDTH - 12, placeholder=" ...")))
+        first_line = shlex.quote(prompt.partition("\n")[0])
+        talk = f"chat {run.path}" if answers else f"generate {run.path} {first_line}"
         next_commands.insert(0, f"bessemer {talk}")
     rows += [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
     say("\n" + "\n".join(f"  {name:10}{escape(text)}" for name, text in rows if text))
