@@ -30,7 +30,8 @@ class OtherRecipe(InputError):
 
 def new_run(run: RunDirectory) -> str:
     """Return the advice with which an error ends if the run at `run` cannot resume under the requested recipe."""
-    return f"to train another recipe, choose another run.name; train.start = {str(run.path)!r} takes over these weights; --restart starts over"
+    weights = f"train.start = {str(run.path)!r} takes over these weights"
+    return f"to train another recipe, choose another run.name; {weights}; --restart starts over"
 
 
 def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
