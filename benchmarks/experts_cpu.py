@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from machine import describe, wait_until_idle
+from machine import describe
 from planned import beside, print_beside
-from step_cpu import TOKENS, Side
+from step_cpu import TOKENS, Side, take_turns
 
 
 def main() -> None:
@@ -41,18 +41,10 @@ def main() -> None:
     sides = [Side(name, sys.executable, *arguments, *options) for name, arguments in wanted.items()]
     for side in sides:
         side.take(given.warm_up)
-    for number in range(given.rounds):
-        turn = number % len(sides)
-        for side in sides[turn:] + sides[:turn]:
-            if given.wait_idle:
-                wait_until_idle(given.wait_idle)
-            taken = side.take(given.steps)
-            side.seconds += taken
-            side.rounds.append(median(taken))
-        print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.3f} s" for side in sides), flush=True)
+    take_turns(sides, given.rounds, given.steps, given.wait_idle)
     rows = []
     for side in sides:
-        ratio = median(theirs / ours for ours, theirs in zip(sides[0].rounds, side.rounds, strict=True))
+        ratio = median(ours / theirs for ours, theirs in zip(sides[0].rounds, side.rounds, strict=True))
         print(
             f"{side.name:<26} {median(side.seconds):.3f} s, {TOKENS / median(side.seconds):,.0f} tokens/s, "
             f"{ratio:.2f} x sparse, peak {side.peak_bytes / 1e6:,.0f} MB"

@@ -67,6 +67,19 @@ class Side:
         return json.loads(line)
 
 
+def take_turns(sides: list[Side], rounds: int, steps: int, wait_idle: float) -> None:
+    """Let the sides take `steps` steps each in every round, and append their seconds, and the tokens/s of the round."""
+    for number in range(rounds):
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            if wait_idle:
+                wait_until_idle(wait_idle)
+            taken = side.take(steps)
+            side.seconds += taken
+            side.rounds.append(TOKENS / median(taken))
+        print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.0f}" for side in sides), flush=True)
+
+
 def matmul_rate(threads: int, precision: str) -> float:
     """Return the FLOP/s of a 1024^3 product, the best of several."""
     torch.set_num_threads(threads)
@@ -117,15 +130,7 @@ def main() -> None:
     peak = matmul_rate(given.threads, given.precision)
     for side in sides:
         side.facts["first_step_seconds"] = side.take(1)[0]
-    for number in range(given.rounds):
-        turn = number % len(sides)
-        for side in sides[turn:] + sides[:turn]:
-            if given.wait_idle:
-                wait_until_idle(given.wait_idle)
-            taken = side.take(given.steps)
-            side.seconds += taken
-            side.rounds.append(TOKENS / median(taken))
-        print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.0f}" for side in sides), flush=True)
+    take_turns(sides, given.rounds, given.steps, given.wait_idle)
     flops = sides[0].facts["flops_per_token"]
     rows, compared = [], {}
     print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP per token")

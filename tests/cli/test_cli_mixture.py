@@ -17,13 +17,19 @@ KEYS = (
 SETS = [word for key in KEYS for word in ("--set", f"model.{key}")]
 
 
-def test_a_router_that_no_family_has_is_an_error_before_training(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("model.router=softmax", "router = softmax (only sigmoid)"),
+        ("model.experts_per_token=1", "model.router_normalised"),
+        ("parallel.expert=2", "possible: 1"),
+    ],
+)
+def test_an_impossible_router_or_division_is_an_error_before_training(
+    key: str, named: str, runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = [*SETS, "--set", "model.router=softmax", "--set", f"run.dir={runs}"]
-    assert command("run", recipe_file, *sets) == 2
-    said = capsys.readouterr().err
-    assert "router = softmax (only sigmoid)" in said and "export.hf=false" in said
+    assert command("run", recipe_file, *SETS, "--set", key, "--set", f"run.dir={runs}") == 2
+    assert named in " ".join(capsys.readouterr().err.split())
     assert not (runs / "small" / "metrics.jsonl").exists()
 
 

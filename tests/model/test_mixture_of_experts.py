@@ -201,6 +201,11 @@ def test_impossible_mixtures_are_errors(keys: dict[str, Any], named: str) -> Non
         parse("[run]\nname = 'x'\n", "x", [f"model.{key}={value}" for key, value in values.items()])
 
 
+def test_a_family_with_experts_needs_no_number_of_them() -> None:
+    recipe = parse("[run]\nname = 'x'\n", "x", ["model.family=mixtral", "model.depth=2", "model.experts_per_token=4"])
+    assert resolve(recipe, 64).model.experts_per_token == 4
+
+
 @pytest.mark.parametrize(
     "changes", [{"balance": "bias"}, {"shared_experts": 1}, {"router": "sigmoid"}, {"router_scale": 2.0}]
 )

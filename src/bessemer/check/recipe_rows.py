@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from bessemer.check.rows import CheckRow, judge
 from bessemer.common.console import amount, counted
+from bessemer.distributed.validity import describe_axes
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.recipe.parallel import describe_axes
 from bessemer.recipe.train import HORIZON
 
 BUDGET, LAYOUT = "batch and budget", "layout"

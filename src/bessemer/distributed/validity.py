@@ -13,6 +13,7 @@ from bessemer.distributed.schedules import nearest_that_fit
 from bessemer.distributed.stages import num_stages, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import AXES, AxisSizes
 
 
 def require_valid(
@@ -174,3 +175,12 @@ def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
         f"parallel.schedule: {layout.schedule} on {layout.pipeline} processes cannot run {micro_batches} micro-batches per step, "
         f"only {numbers}; change train.micro_batch or train.global_batch_tokens, or use gpipe"
     )
+
+
+def describe_axes(layout: AxisSizes) -> str:
+    """Return the parallel axes of size over 1 as text, such as "shard 2 x tensor 2, expert 4".
+
+    Without any it is "one device".
+    """
+    sizes = [f"{axis} {getattr(layout, axis)}" for axis in AXES if axis != "expert" and getattr(layout, axis) > 1]
+    return (" x ".join(sizes) or "one device") + (f", expert {layout.expert}" if layout.expert > 1 else "")

@@ -93,9 +93,8 @@ def verify(
     texts = comparison.compare_ids(tokenizer, texts, framing)
     greedy = 0
     if config.causal and not config.labels:
-        theirs.generation_config = (
-            transformers.GenerationConfig()
-        )  # without a repetition penalty, which changes greedy text
+        # A repetition penalty of the folder would change greedy text.
+        theirs.generation_config = transformers.GenerationConfig()
         greedy = comparison.compare_greedy(ours, theirs, sample_BT[:1, : max(sample_BT.shape[1] // 2, 1)])
         greedy += _compare_prompts(ours, theirs, tokenizer, texts[:PROMPTS])
     else:

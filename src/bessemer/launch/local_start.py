@@ -14,10 +14,10 @@ from typing import Any
 from bessemer.common import interrupt
 from bessemer.common.console import progress, say
 from bessemer.common.environment import num_cores
+from bessemer.distributed.validity import describe_axes
 from bessemer.launch import outcome
 from bessemer.launch.worker import PREPARED, REPORTS
 from bessemer.recipe import Recipe
-from bessemer.recipe.parallel import describe_axes
 from bessemer.run.directory import RunDirectory
 
 

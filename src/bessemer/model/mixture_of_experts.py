@@ -170,11 +170,10 @@ def load_metrics(load: Tensor, first_block: int) -> dict[str, dict[str, Any]]:
     """
     share_LE = load[:, :-1] / load[:, :-1].sum(dim=1, keepdim=True).clamp(min=1)
     ratio_LE = share_LE * share_LE.shape[1]
+    entropy_L = torch.special.entr(share_LE).sum(dim=1) / math.log(share_LE.shape[1])
     columns: dict[str, list[Any]] = {
         "max_violation": (ratio_LE.amax(dim=1) - 1).round(decimals=4).tolist(),
-        "load_entropy": (torch.special.entr(share_LE).sum(dim=1) / math.log(share_LE.shape[1]))
-        .round(decimals=4)
-        .tolist(),
+        "load_entropy": entropy_L.round(decimals=4).tolist(),
         "dead_experts": (ratio_LE < DEAD).sum(dim=1).tolist(),
         "hot_experts": (ratio_LE > HOT).sum(dim=1).tolist(),
         "expert_load": [bytes(row).hex() for row in (16 * ratio_LE).round().clamp(max=255).int().tolist()],

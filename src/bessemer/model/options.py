@@ -171,7 +171,8 @@ class ModelOptions:
 
     def rope_regime(self, length: int) -> tuple[int, ...]:
         """Return a cache key of all layers' rotations at a sequence length: equal keys mean equal rotations."""
-        scalings = [scaling for scaling in (self.rope_scaling, self.window_rope_scaling) if scaling is not None]
+        both = self.rope_scaling, self.window_rope_scaling
+        scalings = [scaling for scaling in both if scaling is not None and scaling.kind in ("dynamic", "longrope")]
         return tuple(
             max(length, x.original_length) if x.kind == "dynamic" else length > x.original_length for x in scalings
         )

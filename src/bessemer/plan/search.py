@@ -19,11 +19,11 @@ from functools import lru_cache
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
+from bessemer.distributed.validity import describe_axes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, excess, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.layouts import describe_fixed, micro_batch_sizes, splits, zero_stages
-from bessemer.recipe.parallel import describe_axes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # by ascending cost in time
 # Ratio to the fastest step time. The 1.34B and 8.86B models of nanotron's sweep lost least with this value.

@@ -14,6 +14,7 @@ FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
     "bert", "roberta", "modernbert", "qwen3_moe", "olmoe", "dots1", "mixtral",
 ]  # fmt: skip
+WITH_EXPERTS = ("qwen3_moe", "olmoe", "dots1", "mixtral")  # families that have experts without `experts`
 Balance = Literal["loss", "bias", "both", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ENCODERS = ("bert", "roberta", "modernbert")  # bidirectional attention; objective masked
@@ -160,7 +161,8 @@ class Model(Section):
     def _mixture_complaints(self) -> Iterator[str]:
         experts, active, layers = self.experts, self.experts_per_token, self.layers or self.depth
         if not experts:
-            if self.from_ is None and (key := next((key for key in MIXTURE if getattr(self, key)), None)):
+            is_dense = self.from_ is None and (experts == 0 or self.family not in WITH_EXPERTS)
+            if is_dense and (key := next((key for key in MIXTURE if getattr(self, key)), None)):
                 yield f"{key} = {getattr(self, key)} has no effect without experts; set experts, or remove the key"
             return
         if active is not None and active > experts:

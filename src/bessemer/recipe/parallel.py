@@ -124,15 +124,6 @@ class AxisSizes:
         return 0 if rest else count
 
 
-def describe_axes(layout: AxisSizes) -> str:
-    """Return the parallel axes of size over 1 as text, such as "shard 2 x tensor 2, expert 4".
-
-    Without any it is "one device".
-    """
-    sizes = [f"{axis} {getattr(layout, axis)}" for axis in AXES if axis != "expert" and getattr(layout, axis) > 1]
-    return (" x ".join(sizes) or "one device") + (f", expert {layout.expert}" if layout.expert > 1 else "")
-
-
 class Parallel(AxisSizes, Section):
     """The layout of a run on processes.
 

@@ -87,8 +87,9 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
             if array.left or not array.job:
                 _cancel(array.folder)
         if left := list(chain.from_iterable(array.left.values())):
-            for job in array.jobs_in("ended") & array.left.keys():  # waited long enough for their results
-                require_receipt(array.left[job][0], array.left[job][0].receipt())  # or it ended this moment
+            # A job that Slurm counts as failed may still end now, and its results are there then.
+            for job in array.jobs_in("ended") & array.left.keys():
+                require_receipt(array.left[job][0], array.left[job][0].receipt())
             reason, begun = array.reason_of_end(), array.jobs_in("begun")
             remedy = f"raise corpus.slurm.{'time' if 'TIMEOUT' in reason else 'memory'}" if begun else NOT_STARTED
             for job in (begun or {*array.left}) & array.left.keys():

@@ -313,6 +313,9 @@ def require_objective(
         raise InputError(f"train.objective: {train.objective} trains {objective.model}s, not {kind}s; {remedy}")
     if objective.model == "encoder" and not (overrides(objective, "example") and recipe.predicts_hidden):
         raise InputError(f"train.objective: {objective.name}: an encoder needs the method example, and model.family")
+    if config.experts and config.experts_per_token == 1 and config.router_normalised:
+        why = "the normalised weight of a token's only expert is always 1, so the loss does not train the router"
+        raise InputError(f"model.router_normalised: {why}; set it to false")
     keys = {"train.z_loss": train.z_loss}
     keys |= {f"parallel.{axis}": getattr(layout, axis) - 1 for axis in ("tensor", "context", "pipeline")}
     for key in (key for key, value in keys.items() if value and overrides(objective, "loss")):

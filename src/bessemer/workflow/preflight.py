@@ -81,7 +81,7 @@ def check(
     if recipe.evaluate.tasks:
         _require_tasks(recipe, config)
     is_exportable = _is_exportable(config, must_be=exports)
-    if resolved.parallel.world > 1:
+    if max(resolved.parallel.world, resolved.parallel.expert) > 1:
         split = derive.resolve(recipe, vocabulary, labels)
         require_trainable(split.train, split.parallel, config, device.torch_device)
     require_objective(resolved, config, lambda: _sample_tokenizer(resolved))
