@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, Call, Call]]:
     """Return by name: how often the product is in a step, its FLOPs, the step's implementation, and torch.mm."""
-    from bessemer.model.config import loss_chunk
+    from bessemer.distributed.chunks import loss_chunk
     from bessemer.model.kernels import linear_kernel
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
