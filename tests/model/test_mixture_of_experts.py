@@ -20,7 +20,7 @@ from bessemer.model.mixture_of_experts import (
     update_biases,
 )
 from bessemer.model.recipe_defaults import resolve
-from bessemer.recipe import parse
+from bessemer.recipe import ResolvedRecipe, dump, parse
 from bessemer.train import device as devices
 from bessemer.train.optimizer.muon import matrices
 from bessemer.train.trainer import Trainer
@@ -193,17 +193,28 @@ def test_muon_trains_the_experts() -> None:
     ("keys", "named"),
     [({"experts": 2, "experts_per_token": 3}, "experts_per_token"), ({"expert_width": 64}, "expert_width"),
      ({"experts": 4, "mlp_width": 64}, "mlp_width"), ({"experts": 4, "dense_layers": 2}, "dense_layers"),
-     ({"balance": '"bias"'}, "balance"), ({"experts": 4, "mlp_bias": "true"}, "mlp_bias")],
+     ({"experts": 4, "expert_width": 32, "mlp_width": 64}, "mlp_width"), ({"experts": 4, "expert_width": 0}, "expert_width"),
+     ({"balance": "bias"}, "balance"), ({"experts": 4, "mlp_bias": "true"}, "mlp_bias"),
+     ({"experts": 4, "balance": "none", "balance_loss": 0.01}, "balance_loss"), ({"experts": 4, "balance_rate": 0.1}, "balance_rate"),
+     ({"family": "dots1", "balance_loss": 0.1}, "balance_loss"), ({"family": "mixtral", "experts_per_token": 9}, "experts_per_token"),
+     ({"global_every": 2}, "global_every")],
 )  # fmt: skip
-def test_impossible_mixtures_are_errors(keys: dict[str, Any], named: str) -> None:
-    values = {"depth": 2, **keys}
-    with pytest.raises(InputError, match=named):
-        parse("[run]\nname = 'x'\n", "x", [f"model.{key}={value}" for key, value in values.items()])
+def test_keys_that_do_not_fit_the_model_are_errors(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=rf"model\.{named}: "):
+        resolved(depth=2, **keys)
 
 
-def test_a_family_with_experts_needs_no_number_of_them() -> None:
-    recipe = parse("[run]\nname = 'x'\n", "x", ["model.family=mixtral", "model.depth=2", "model.experts_per_token=4"])
-    assert resolve(recipe, 64).model.experts_per_token == 4
+def resolved(**model: Any) -> ResolvedRecipe:
+    return resolve(parse("[run]\nname = 'x'\n", "x", [f"model.{key}={value}" for key, value in model.items()]), 64)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"family": "mixtral", "experts_per_token": 4}, {"experts": 4, "dense_layers": 1, "mlp_width": 64}]
+)
+def test_a_resolved_mixture_is_a_recipe_of_itself(keys: dict[str, Any]) -> None:
+    recipe = resolved(depth=2, **keys)
+    assert keys.items() <= recipe.model.model_dump().items() and recipe.model.mlp_width == keys.get("mlp_width")
+    assert resolve(parse(dump(recipe), "x"), 64) == recipe
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "model.router_z_loss": (EXPERTS, "0.5"),
     "model.balance": (EXPERTS, '"none"'),
     "model.balance_loss": (EXPERTS, "0.5"),
-    "model.balance_rate": (EXPERTS, "0.5"),
+    "model.balance_rate": (EXPERTS | {"model.balance": '"both"'}, "0.5"),
     "train.objective": (CLASSES | {"train.objective": '"causal"'}, '"classify"'),
     "train.masking.share": (MASKED, "0.3"),
     "train.masking.mode": (MASKED, '"all"'),

@@ -18,6 +18,7 @@ from bessemer.check.rows import CheckRow, Status, judge
 from bessemer.check.trial import resized
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Parallel, ResolvedRecipe
+from bessemer.recipe.model import HIDDEN_WIDTHS
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import Device
@@ -69,7 +70,8 @@ def _copy(recipe: ResolvedRecipe, layers: int, heads: int) -> ResolvedRecipe:
     It trains in one process at a constant learning rate.
     """
     model = recipe.model
-    sizes = {key: heads * getattr(model, key) // model.heads for key in ("width", "mlp_width")}
+    widths = ("width", *(key for key in HIDDEN_WIDTHS if getattr(model, key)))
+    sizes = {key: heads * getattr(model, key) // model.heads for key in widths}
     sizes["kv_heads"] = math.gcd(heads, max(heads * model.kv_heads // model.heads, 1))
     one = recipe.model_copy(update={"parallel": Parallel()})
     constant = {"kind": "constant", "settings": None, "warmup_steps": 0}

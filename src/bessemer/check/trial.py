@@ -24,6 +24,7 @@ from bessemer.launch import local_start
 from bessemer.launch.worker import Worker
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump, load
+from bessemer.recipe.model import HIDDEN_WIDTHS
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_steps, write_atomic, write_json
@@ -78,7 +79,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     small = config
     while (seconds(small, sequences) > STEP_SECONDS or 24 * small.parameters > free) and small.layers > least:
         small = replace(small, layers=max(small.layers // 2, least))
-    sizes = ("heads", "kv_heads", "width", "mlp_width")
+    sizes = ("heads", "kv_heads", "width", *(key for key in HIDDEN_WIDTHS if getattr(recipe.model, key)))
     while seconds(small, sequences) > 8 * STEP_SECONDS or 24 * small.parameters > free:
         if any(getattr(small, key) % 2 for key in sizes) or small.heads // 2 < layout.tensor:
             break

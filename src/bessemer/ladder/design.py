@@ -30,6 +30,7 @@ from bessemer.distributed.step_flops import step_flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
 from bessemer.recipe import Model, ResolvedRecipe
+from bessemer.recipe.model import HIDDEN_WIDTHS
 
 ASPECT_RANGE = 3.0  # largest factor by which a model may be deeper for its width than the recipe's
 FEWEST_LAYERS = 2
@@ -74,7 +75,7 @@ def smaller_sizes(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
     """
     model = recipe.model
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
-    head_dim, mlp_width = model.head_dim, model.mlp_width
+    head_dim = model.head_dim
     planned = size_of(recipe, vocabulary).parameters
     sizes: list[Size] = []
     for wide in _widths(width):
@@ -89,7 +90,10 @@ def smaller_sizes(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
         shape = {
             "depth": None, "layers": depth, "width": wide, "heads": count, "kv_heads": groups,
             "head_dim": max(inner, WIDTH_STEP) // count,
-            "mlp_width": max(round(mlp_width * wide / width / WIDTH_STEP), 1) * WIDTH_STEP,
+            **{
+                key: max(round(hidden * wide / width / WIDTH_STEP), 1) * WIDTH_STEP
+                for key in HIDDEN_WIDTHS if (hidden := getattr(model, key))
+            },
         }  # fmt: skip
         size = size_of(recipe.changed(model=shape), vocabulary)
         if size.parameters < planned:
@@ -195,7 +199,7 @@ class Rung:
     def to_dict(self) -> dict[str, Any]:
         """Return the values of the rung for design.json and ladder.json."""
         model = self.size.model
-        shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")}
+        shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", *HIDDEN_WIDTHS)}
         return {
             "name": self.name, "group": self.group, "parameters": self.size.parameters, "tokens": self.tokens,
             "flops": self.flops, "steps": self.steps, "batch_tokens": self.batch,

@@ -31,7 +31,7 @@ from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import family_named
 from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
-from bessemer.recipe.model import BALANCE
+from bessemer.recipe.model import BALANCE, idle_keys
 from bessemer.recipe.train import Train
 from bessemer.recipe.uses import digest_of
 from bessemer.storage import hub
@@ -45,7 +45,7 @@ MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 # The time of validations as a share of that of the steps, and of a forward pass as a share of that of a step.
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3
 VALIDATION_TOKENS = 2_000_000
-EXPERT_UNIT = 32
+EXPERT_UNIT = 32  # a default expert_width is a multiple of it, for the hardware's tiles
 CHECKPOINT_SECONDS = 30  # minimum seconds between the checkpoints of a run with train.minutes
 SAVING_SHARE = 0.02  # approximate share of train.minutes that saving checkpoints takes
 
@@ -178,24 +178,17 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
     heads = model.heads or max(width // head_dim, 1)
-    options = family_named(model.family).options | model.model_dump(exclude_none=True)
-    hidden = model.mlp_width or default_mlp_width(width, options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
-    sizes |= {"head_dim": head_dim, "mlp_width": hidden}
-    if experts := options.get("experts"):
-        active = min(options.get("experts_per_token", ModelConfig.experts_per_token), experts)
-        each = model.expert_width or expert_width(hidden, active + options.get("shared_experts", 0))
+    options = family_named(model.family).standard | model.model_dump(exclude_none=True) | sizes
+    model.require_fitting(options)
+    hidden = model.mlp_width or default_mlp_width(width, options["gated"])
+    sizes |= {"head_dim": head_dim} | ({} if "mlp_width" in idle_keys(options) else {"mlp_width": hidden})
+    if experts := options["experts"]:
+        active = min(options["experts_per_token"], experts)
+        units = round(hidden / (active + options["shared_experts"]) / EXPERT_UNIT)
+        each = model.expert_width or max(units, 1) * EXPERT_UNIT
         sizes |= {"experts_per_token": active, "expert_width": each}
     return as_resolved(model.changed(**sizes), ResolvedModel)
-
-
-def expert_width(hidden: int, active: int) -> int:
-    """Return the default hidden width of an expert if a token uses `active` of them, shared experts included.
-
-    They have together the width `hidden` of an MLP without experts, so a token uses as many parameters. The result is
-    rounded to a multiple of 32 for the hardware's tiles.
-    """
-    return max(round(hidden / active / EXPERT_UNIT), 1) * EXPERT_UNIT
 
 
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
@@ -212,6 +205,7 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
             imported[key] = requested[key]
         elif key in model.model_fields_set and key in requested and requested[key] != value:
             raise InputError(f"model.{key}: {requested[key]} differs from {value} in {folder}; remove the key")
+    model.require_fitting(requested | imported)
     read = Model.model_validate({key: value for key, value in imported.items() if value is not None})
     return as_resolved(model.changed(**{key: getattr(read, key) for key in imported}), ResolvedModel)
 

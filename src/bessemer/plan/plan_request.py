@@ -17,6 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import devices, shapes
 from bessemer.recipe import Parallel, Recipe, parse
+from bessemer.recipe.model import MIXTURE
 from bessemer.recipe.parallel import AXES
 
 # Short names with their recipe key and the form of the value: a whole number, a price, or a word.
@@ -160,6 +161,7 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
 
     if shape := next((name for name in SHAPES if name in changes), None):
         kept = {key for key in request.set_keys if key.startswith("model.")}
+        _require_sizes(typed.keys() | kept)
         tables["model"] = {key: value for key, value in tables.get("model", {}).items() if f"model.{key}" in kept}
         kept |= {SEQUENCES} if "sequence_length" in tables.get("tokens", {}) else set()
         what = changes[shape] if shape == "model" else number(changes[shape], shape)
@@ -225,17 +227,20 @@ def _shape_keys(model: ModelConfig) -> dict[str, str]:
     return sizes | {"model.tie_embeddings": str(model.tie_embeddings).lower(), "model.family": '"llama"'}
 
 
+def _require_sizes(names: set[str]) -> None:
+    """Raise InputError for keys that replace the blocks of a shape: those of the family, of `model.from` and of experts."""
+    if whole := {f"model.{key}" for key in ("family", "from", "experts", *MIXTURE)} & names:
+        raise InputError(
+            f"{min(whole)}: --model and --params set the block of the model; remove them and give {shapes.DIMENSIONS}"
+        )
+
+
 def _block_options(names: set[str], recipe: Recipe) -> dict[str, object]:
     """Return the model options, other than sizes, that the recipe sets with the keys in `names`, such as the window.
 
-    They replace options of a published model. Raises InputError for `model.family` and `model.from`, which replace its
-    blocks.
+    They replace options of a published model.
     """
     plain = [name.removeprefix("model.") for name in names if name.startswith("model.")]
-    if whole := {"family", "from"} & set(plain):
-        raise InputError(
-            f"model.{min(whole)}: --model and --params set the block of the model; remove them and give {shapes.DIMENSIONS}"
-        )
     known = {each.name for each in fields(ModelConfig)} - set(SIZES) - {"rope_scaling", "window_rope_scaling"}
     return {name: getattr(recipe.model, name) for name in plain if name in known}
 

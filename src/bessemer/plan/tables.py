@@ -88,12 +88,16 @@ def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str
     memory = plan["memory_bytes_per_device"]
     validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
     by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
+    model = recipe.model
+    hidden = [f"hidden {model.mlp_width}"] if model.mlp_width else []
+    if model.expert_width:
+        hidden.append(f"{model.experts_per_token} experts of {model.expert_width} a token")
     too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
     rows = {
         "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
         "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
-        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
-        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
+        "model": f"{model.layers} layers, width {model.width}, {model.heads} heads ({model.kv_heads} key/value), "
+        + ", ".join(hidden),
         "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens)} tokens = "
         f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
         "learning rate": f"{recipe.train.optimizer.learning_rate}",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from bessemer.common.errors import InputError
 from bessemer.recipe.section import Section
 from bessemer.recipe.uses import names_extension
 
@@ -14,7 +15,6 @@ FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "olmo3", "nanochat", "gpt2",
     "bert", "roberta", "modernbert", "qwen3_moe", "olmoe", "dots1", "mixtral",
 ]  # fmt: skip
-WITH_EXPERTS = ("qwen3_moe", "olmoe", "dots1", "mixtral")  # families that have experts without `experts`
 Balance = Literal["loss", "bias", "both", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ENCODERS = ("bert", "roberta", "modernbert")  # bidirectional attention; objective masked
@@ -62,13 +62,22 @@ class RopeScaling(Section):
             yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor differ"
 
 
-# Keys of [model] about experts, which do nothing without them. A recipe may change the last ones of an imported model.
+# Keys of [model] about experts. A recipe may change the last ones of an imported model.
 BALANCE = ("router_z_loss", "balance", "balance_loss", "balance_rate")
 MIXTURE = (
     "experts_per_token", "expert_width", "shared_experts", "dense_layers", "router", "router_normalised", "router_scale",
     *BALANCE,
 )  # fmt: skip
+# Keys of [model] that have an effect only with other options, those options, and whether the options of a model are such.
+CONDITIONS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], object]], ...] = (
+    (("balance_loss",), "balance = loss or both", lambda model: model.get("balance") in ("loss", "both")),
+    (("balance_rate",), "balance = bias or both", lambda model: model.get("balance") in ("bias", "both")),
+    (("global_every", "global_last", "global_layers"), "window", lambda model: model.get("window")),
+    (("mlp_width",), "dense_layers (experts have expert_width)", lambda x: x.get("dense_layers") or not x.get("experts")),
+    (MIXTURE, "experts", lambda model: model.get("experts")),
+)
 SIZES = ("depth", "layers", "width", "heads")  # keys of [model], any of which sets its size
+HIDDEN_WIDTHS = ("mlp_width", "expert_width")  # a model has one of them, or both
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
@@ -108,7 +117,7 @@ class Model(Section):
     logit_soft_cap: float | None = Field(None, ge=0)
     experts: int | None = Field(None, ge=0)
     experts_per_token: int | None = Field(None, gt=0)
-    expert_width: int | None = Field(None, ge=0)
+    expert_width: int | None = Field(None, gt=0)
     shared_experts: int | None = Field(None, ge=0)
     dense_layers: int | None = Field(None, ge=0)
     router: Literal["softmax", "sigmoid"] | None = None
@@ -153,23 +162,20 @@ class Model(Section):
             yield f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}"
         if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
             yield f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
-        yield from self._mixture_complaints()
-        for key in ("global_every", "global_layers"):
-            if getattr(self, key) and self.window == 0:
-                yield f"{key} = {getattr(self, key)} has no meaning without a window; give window as well"
 
-    def _mixture_complaints(self) -> Iterator[str]:
-        experts, active, layers = self.experts, self.experts_per_token, self.layers or self.depth
-        if not experts:
-            is_dense = self.from_ is None and (experts == 0 or self.family not in WITH_EXPERTS)
-            if is_dense and (key := next((key for key in MIXTURE if getattr(self, key)), None)):
-                yield f"{key} = {getattr(self, key)} has no effect without experts; set experts, or remove the key"
-            return
-        if active is not None and active > experts:
-            yield f"experts_per_token = {active} exceeds experts = {experts}; choose at most {experts}"
-        if layers is not None and self.dense_layers is not None and self.dense_layers >= layers:
-            yield f"dense_layers = {self.dense_layers} leaves no layer with experts; choose at most {layers - 1}"
-        if self.mlp_width is not None and not self.dense_layers and not self.expert_width:
-            yield f"mlp_width = {self.mlp_width} is that of dense_layers, and there are none; use expert_width"
-        if self.mlp_bias:
-            yield "mlp_bias is not supported with experts; remove it"
+    def require_fitting(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError if a key does not fit all options of the model, its family's or imported ones included."""
+        for key, needed in idle_keys(options).items():
+            if value := getattr(self, key):
+                raise InputError(f"model.{key}: {value} has no effect without {needed}; set that, or remove the key")
+        if (self.experts_per_token or 0) > (experts := options["experts"]):
+            raise InputError(f"model.experts_per_token: {self.experts_per_token} exceeds experts = {experts}; lower it")
+        if (self.dense_layers or 0) >= options["layers"]:
+            raise InputError(f"model.dense_layers: {self.dense_layers} leaves no layer with experts; lower it")
+        if self.mlp_bias and experts:
+            raise InputError("model.mlp_bias: not supported with experts; remove it")
+
+
+def idle_keys(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return a dict from each key of [model] that has no effect on a model with these options to what it needs."""
+    return {key: needed for keys, needed, is_met in CONDITIONS if not is_met(options) for key in keys}

@@ -16,14 +16,16 @@ from bessemer.recipe.train import Optimizer, Schedule, Train
 
 
 class ResolvedModel(Model):
-    """The recipe's [model] after its dimensions have been derived, so that they are never None."""
+    """The recipe's [model] after its dimensions have been derived, so that they are never None.
+
+    Only `mlp_width` is None, in a model with experts in every layer.
+    """
 
     layers: Positive
     width: Positive
     heads: Positive
     kv_heads: Positive
     head_dim: Positive
-    mlp_width: Positive
 
 
 class ResolvedOptimizer(Optimizer):

@@ -16,6 +16,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.weights import BY_TOKEN, HEADS, read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
+from bessemer.recipe.model import idle_keys
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.shards import TokenStore
@@ -82,7 +83,8 @@ def require_source(source: str | None, config: ModelConfig) -> None:
 def require_same_model(folder: Path, start: ModelConfig, config: ModelConfig) -> None:
     """Raise InputError if the run to start from, in `folder`, has another model."""
     theirs, ours = start.to_dict(), config.to_dict()
-    differ = [key for key, value in ours.items() if key not in FREE_OPTIONS and theirs[key] != value]
+    free = FREE_OPTIONS.union(idle_keys(ours))
+    differ = [key for key, value in ours.items() if key not in free and theirs[key] != value]
     if differ:
         changes = "; ".join(f"{key} is {ours[key]} instead of {theirs[key]}" for key in differ[:4])
         raise InputError(f"train.start: {folder}: its model differs ({changes}); leave [model] out to take that run's")

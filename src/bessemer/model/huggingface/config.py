@@ -7,8 +7,8 @@ rejected by name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bessemer.model.huggingface.families import (
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.model.options import SCALINGS
 from bessemer.recipe import Dropout, Model, Recipe
-from bessemer.recipe.model import MIXTURE, Activation
+from bessemer.recipe.model import Activation, idle_keys
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer.files import read_table
 
@@ -74,43 +74,45 @@ def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
 
     `kv_heads` and `head_dim` are those of plain multi-head attention with the heads and the width of `config`.
     """
-    standard = {field.name: field.default for field in fields(ModelConfig)} | family.options
-    return standard | {"kv_heads": config.heads, "head_dim": config.width / config.heads}
+    return family.standard | {"kv_heads": config.heads, "head_dim": config.width / config.heads}
 
 
 def family_of(config: ModelConfig) -> ModelFamily:
     """Return the family that can express a configuration, preferring the one that the model came from.
 
-    Raises InputError if none can; the message lists the options that the nearest families lack, and what they have instead.
+    Raises InputError if none can; the message lists the options with which the nearest families could.
     """
-    own = family_named(config.family or "qwen3")
-    obstacles = {family: list(_obstacles(family, config)) for family in dict.fromkeys((own, *FAMILIES.values()))}
-
-    def distance(family: ModelFamily) -> tuple[bool, bool, int]:
-        is_other_kind = bool(family.options.get("experts")) != bool(config.experts)
-        return bool(obstacles[family]), is_other_kind, len(obstacles[family])
-
-    ordered = sorted(obstacles, key=distance)
+    own, has_experts = family_named(config.family or "qwen3"), bool(config.experts)
+    families = [one for one in (own, *FAMILIES.values()) if bool(one.options.get("experts")) == has_experts]
+    obstacles = {family: list(_obstacles(family, config)) for family in families}
+    ordered = sorted(obstacles, key=lambda family: len(obstacles[family]))
     if obstacles[ordered[0]]:
-        lacks = "; ".join(f"{family.name} has no {', no '.join(obstacles[family])}" for family in ordered[:NEAREST])
-        raise InputError(f"model: no model family supports it. The nearest: {lacks}")
+        nearest = "; ".join(f"{family.name} with {', '.join(obstacles[family])}" for family in ordered[:NEAREST])
+        raise InputError(f"model: no model family has all of these options. Possible are {nearest}")
     return ordered[0]
 
 
 def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
-    """Yield the options of a configuration that a family cannot express."""
+    """Yield the values of options that a family would need to express a configuration, for each option that it cannot."""
     free, by_key = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules)), dict[str, str]()
     for option, standard in family_standard(family, config).items():
-        if option not in free and getattr(config, option) != standard:
-            yield f"{option} = {getattr(config, option)} (only {standard})"
+        value = getattr(config, option)
+        if option == "shared_experts" and standard and not value:
+            yield "shared_experts = 1 or more, not 0"
+        elif option not in free and value != standard:
+            yield f"{option} = {_toml(standard)}, not {_toml(value)}"
     for option, key in family.keys.items():
         first = by_key.setdefault(key, option)
         if getattr(config, option) != getattr(config, first):
-            yield f"{first} = {getattr(config, first)} with {option} = {getattr(config, option)}"
+            yield f"{option} = {first} = {getattr(config, first)}, not {getattr(config, option)}"
     for obstacles in family.apply_rules("obstacles", config):
         yield from obstacles
     if config.labels and config.pooling not in family.poolings:
-        yield f"pooling = {config.pooling}"
+        yield f"pooling = {' or '.join(map(_toml, family.poolings))}, not {_toml(config.pooling)}"
+
+
+def _toml(value: Any) -> str:
+    return "none" if value is None else json.dumps(value, default=str)
 
 
 def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str] = ()) -> Values:
@@ -158,7 +160,7 @@ def read_config(folder: Path) -> ModelConfig:
         values |= {"labels": labels, "pooling": pooling}
     try:
         config = ModelConfig(sequence_length=values["max_positions"], **values)
-        Model.model_validate(_model_keys(config))
+        Model.model_validate(_model_keys(config)).require_fitting(vars(config))
     except InputError as error:
         raise InputError(f"{settings.path}: {error}") from None
     except ValidationError as error:
@@ -196,7 +198,7 @@ def recipe_keys(folder: Path) -> Values:
 
 
 def _model_keys(config: ModelConfig) -> Values:
-    unused = () if config.experts else MIXTURE
+    unused = idle_keys(vars(config))
     values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields and key not in unused}
     for key in SCALINGS:
         if values[key]:  # TOML has no null

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -186,6 +187,11 @@ class ModelFamily(ExtensionBase):
                     self, "rules", error, f"{method}, of the keys {', '.join(rule.keys) or '(none)'}"
                 ) from error
             yield result
+
+    @property
+    def standard(self) -> Values:
+        """The value of each option that a recipe leaves out: that of `options`, else ModelConfig's default."""
+        return {field.name: field.default for field in fields(ModelConfig)} | self.options
 
     @property
     def reads(self) -> set[str]:

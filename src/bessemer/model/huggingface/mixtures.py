@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.rules import ConfigRule, ForeignConfig, Values
+from bessemer.model.huggingface.rules import ConfigRule, ForeignConfig, Values, unless
 
 
 def mixture(key: str, alias: str, experts: int, coefficient: float) -> ConfigRule:
@@ -29,19 +29,12 @@ def mixture(key: str, alias: str, experts: int, coefficient: float) -> ConfigRul
 
     return ConfigRule(
         (key, alias, "router_aux_loss_coef", "output_router_logits"), read, write,
-        lambda config: [
-            *["experts = 0 (only 1 or more)"] * (not config.experts),
-            *[f"balance = {config.balance} (only loss or none)"] * config.has_balance_bias,
-        ],
-        free=("experts", "balance"),
+        unless(lambda c: not c.has_balance_bias, 'balance = "loss" or "none", not "{0.balance}"'), ("experts", "balance"),
     )  # fmt: skip
 
 
-BIASED_ROUTER = ConfigRule(  # a file always has the bias and shared experts
-    obstacles=lambda config: [
-        *[f"balance = {config.balance} (only bias or both)"] * (not config.has_balance_bias),
-        *["shared_experts = 0 (only 1 or more)"] * (not config.shared_experts),
-    ],
+BIASED_ROUTER = ConfigRule(  # a file always has the bias
+    obstacles=unless(lambda c: c.has_balance_bias, 'balance = "bias" or "both", not "{0.balance}"'),
     free=("balance",),
 )
 

@@ -179,7 +179,8 @@ PHI_ROPE = ConfigRule(  # longrope or no scaling, on a fraction of each head
         _FRACTION: config.rotary_fraction,
     },
     obstacles=unless(
-        lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope", "rope_scaling.kind = {0.rope_scaling.kind}"
+        lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope",
+        'rope_scaling.kind = "longrope", not "{0.rope_scaling.kind}"',
     ),
     free=("rotary_fraction",),
 )  # fmt: skip

@@ -126,7 +126,7 @@ class ConfigRule:
         keys: The keys of config.json that `read` understands.
         read: Returns options from the settings, given the options read before.
         write: Returns the keys for a configuration, the inverse of `read`.
-        obstacles: Returns descriptions of what the keys cannot express of a configuration.
+        obstacles: Returns the values of options that the keys would need to express a configuration.
         free: Options that the rule can express with any value.
     """
 
@@ -200,7 +200,7 @@ def same_window(default: int) -> ConfigRule:
         lambda config: {"sliding_window": config.window or None},
         unless(
             lambda c: not c.window or all(c.window_of(layer) for layer in range(c.layers)),
-            "layers with and without a window",
+            "a window in all layers or in none",
         ),
         free=("window",),
     )
@@ -303,7 +303,7 @@ MODERNBERT_WINDOWS = ConfigRule(
     lambda config: {
         "global_attn_every_n_layers": config.global_every or config.layers + 1, "layer_types": _write_layer_types(config)
     },
-    unless(lambda c: c.window and c.window % 2 == 0, "window = {0.window} (it must be even)"),
+    unless(lambda c: c.window and c.window % 2 == 0, "window = an even number, not {0.window}"),
 )  # fmt: skip
 
 
@@ -354,15 +354,13 @@ PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions start after the pad
     ("pad_token_id",),
     _read_padded_positions,
     lambda config: {"pad_token_id": config.position_padding, "max_position_embeddings": config.position_rows},
-    unless(lambda c: c.position_padding is not None, "positions that count every token"),
+    unless(lambda c: c.position_padding is not None, "a position_padding"),
     ("position_padding",),
 )
 
 
 EXACT_GELU_HEAD = ConfigRule(  # the layer before the output uses GELU even if the blocks use another activation
-    obstacles=unless(
-        lambda c: c.activation == "gelu" or c.labels, "activation = {0.activation} in the layer before the output"
-    )
+    obstacles=unless(lambda c: c.activation == "gelu" or c.labels, 'activation = "gelu", not "{0.activation}"')
 )
 
 
@@ -381,5 +379,5 @@ CLASSIFIER_POOLING = ConfigRule(
     ("classifier_pooling",),
     lambda settings, values: {"pooling": "mean" if settings.text("classifier_pooling", "cls") == "mean" else "first"},
     lambda config: {"classifier_pooling": "mean" if config.pooling == "mean" else "cls"},
-    unless(lambda c: not c.labels or c.head_bias, "head_bias = False in a classifier"),
+    unless(lambda c: not c.labels or c.head_bias, "head_bias = true in a classifier"),
 )
