@@ -199,7 +199,9 @@ class Rung:
     def to_dict(self) -> dict[str, Any]:
         """Return the values of the rung for design.json and ladder.json."""
         model = self.size.model
-        shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", *HIDDEN_WIDTHS)}
+        shape = {
+            key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", *HIDDEN_WIDTHS)
+        }
         return {
             "name": self.name, "group": self.group, "parameters": self.size.parameters, "tokens": self.tokens,
             "flops": self.flops, "steps": self.steps, "batch_tokens": self.batch,

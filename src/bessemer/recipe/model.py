@@ -73,7 +73,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], obje
     (("balance_loss",), "balance = loss or both", lambda model: model.get("balance") in ("loss", "both")),
     (("balance_rate",), "balance = bias or both", lambda model: model.get("balance") in ("bias", "both")),
     (("global_every", "global_last", "global_layers"), "window", lambda model: model.get("window")),
-    (("mlp_width",), "dense_layers (experts have expert_width)", lambda x: x.get("dense_layers") or not x.get("experts")),
+    (("mlp_width",), "dense_layers (or use expert_width)", lambda x: x.get("dense_layers") or not x.get("experts")),
     (MIXTURE, "experts", lambda model: model.get("experts")),
 )
 SIZES = ("depth", "layers", "width", "heads")  # keys of [model], any of which sets its size
