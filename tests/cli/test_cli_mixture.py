@@ -20,7 +20,7 @@ SETS = [word for key in KEYS for word in ("--set", f"model.{key}")]
 @pytest.mark.parametrize(
     ("key", "named"),
     [
-        ("model.router=softmax", 'router = "sigmoid", not "softmax"'),
+        ("model.router=softmax", 'router = "sigmoid" instead of "softmax"'),
         ("model.experts_per_token=1", "model.router_normalised"),
         ("parallel.expert=2", "possible: 1"),
     ],

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.plan import devices, shapes
@@ -14,7 +15,7 @@ from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import evidence, extrapolation, interval, residuals
-from bessemer.plan.plan_request import PlanRequest
+from bessemer.plan.plan_request import PlanRequest, from_options
 from bessemer.plan.plan_result import STEP_PARTS, to_dict
 from bessemer.plan.search import search
 from bessemer.plan.tables import evidence_line, model_line
@@ -162,6 +163,10 @@ def test_an_own_mixture_is_planned_for_bessemer() -> None:
     assert found["framework"] == "bessemer" and found["notes"] == [] and found["fits"]
     assert 0.05 < found["mfu"] < 0.6 and 2 * found["active_parameters"] < found["parameters"]
     assert plan.found is not None and {one.job.layout.expert for one in plan.found.ranked} == {1, 2, 4, 8}
+    (note,) = choose_layout.planning_goal(recipe.changed(model={"router": "sigmoid"})).notes
+    assert "qwen3_moe with router" in note and "export.hf" in note
+    with pytest.raises(InputError, match=r"^model\.experts: .*model\.width"):
+        from_options({"params": "30B", "gpus": "8xH100"}, ["model.experts=64"])
 
 
 @pytest.mark.parametrize(("name", "framework"), [("deepseek-v2-lite", "megatron-core"), ("olmoe-1b-7b", "bessemer")])

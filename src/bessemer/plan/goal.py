@@ -13,7 +13,7 @@ from bessemer.distributed.validity import indivisible_by_tensor
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
-from bessemer.model.huggingface.config import model_config
+from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, advised_batch
 from bessemer.plan import devices, unplanned
 from bessemer.plan.devices import PRECISIONS
@@ -93,6 +93,8 @@ def goal_of(
     tokens = _whole_steps(recipe, resolved)
     layout = _layout(recipe, batch, framework.sequence_parallel)
     precision = _precision(recipe, device, notes, is_open=is_open)
+    if model is None and framework.name == "bessemer" and recipe.export.hf and (problem := export_problem(config)):
+        notes.append(problem)
     job = Job(config, layout, cluster, batch, precision, framework)
     if framework.name == "bessemer":
         # No plan models train.classify.frozen (unplanned.toml), so all weights have gradients and moments.
@@ -103,6 +105,17 @@ def goal_of(
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
     keys = _fixed_keys(recipe, has_own_experts=config.experts > 0 and model is None)
     return Goal(resolved, job, tokens, chosen, keys, tuple(notes), not_counted, recipe.checkpoint.every)
+
+
+def export_problem(config: ModelConfig) -> str | None:
+    """Return why a model cannot be exported and how to train it; None if a family of transformers expresses it."""
+    try:
+        family_of(config)
+    except InputError as error:
+        return (
+            f"{error}. A run needs one of these, or export.hf = false, because the trained model could not be exported"
+        )
+    return None
 
 
 def _fixed_keys(recipe: Recipe, has_own_experts: bool) -> frozenset[str]:

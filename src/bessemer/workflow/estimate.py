@@ -11,7 +11,9 @@ from bessemer.distributed.shards import uneven_note
 from bessemer.distributed.stages import recomputed_total
 from bessemer.distributed.step_flops import hardware_flops
 from bessemer.model import recipe_defaults
+from bessemer.model.config import ModelConfig
 from bessemer.plan import local_plan
+from bessemer.plan.goal import export_problem
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, ResolvedTrain
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens import summary
@@ -19,7 +21,6 @@ from bessemer.workflow import derive, preflight
 
 if TYPE_CHECKING:
     from bessemer.distributed.memory import Memory
-    from bessemer.model.config import ModelConfig
     from bessemer.train.device import Device
 
 MEASURE_SECONDS = 8.0  # seconds of timed training steps before a run, to predict its duration
@@ -56,6 +57,8 @@ def plan_only(
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     data_half: DataHalf = "" if summary.num_tokens(run.tokens) else "to come"
     plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, data_half)
+    if recipe.export.hf and (problem := export_problem(ModelConfig.from_dict(plan["model_config"]))):
+        warn(problem)
     return {**plan, **summary.packing_and_epochs(final, run.tokens)}, final
 
 

@@ -11,8 +11,8 @@ from bessemer.common.errors import BessemerError, InputError, TooFewIds
 from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import family_of
 from bessemer.model.scaling_rules import USUAL_RATES
+from bessemer.plan.goal import export_problem
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.uses import built_in_classes
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
@@ -80,7 +80,9 @@ def check(
     config = config_of(resolved, vocabulary, labels)
     if recipe.evaluate.tasks:
         _require_tasks(recipe, config)
-    is_exportable = _is_exportable(config, must_be=exports)
+    problem = export_problem(config)
+    if problem is not None and exports:
+        raise InputError(problem)
     if max(resolved.parallel.world, resolved.parallel.expert) > 1:
         split = derive.resolve(recipe, vocabulary, labels)
         require_trainable(split.train, split.parallel, config, device.torch_device)
@@ -92,7 +94,7 @@ def check(
     require_source(resolved.model.from_, config)
     if recipe.export.hf:
         _model_tokenizer(recipe)
-        if is_exportable:
+        if problem is None:
             _exported_tokenizer(resolved)
 
 
@@ -131,18 +133,6 @@ def _require_device(resolved: ResolvedRecipe, processes: int) -> Device:
     linear_of(device.precision, device.torch_device)
     devices.require_devices(device, processes)
     return device
-
-
-def _is_exportable(config: ModelConfig, *, must_be: bool) -> bool:
-    """Return True if transformers supports a family of this model. Raises InputError if not and it `must_be`."""
-    try:
-        family_of(config)
-    except InputError as error:
-        if must_be:
-            why = f"{error}, so the trained model could not be exported"
-            raise InputError(f"{why}; change it, or add --set export.hf=false") from None
-        return False
-    return True
 
 
 def require_warmup(resolved: ResolvedRecipe) -> None:

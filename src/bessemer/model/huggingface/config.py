@@ -98,17 +98,17 @@ def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
     for option, standard in family_standard(family, config).items():
         value = getattr(config, option)
         if option == "shared_experts" and standard and not value:
-            yield "shared_experts = 1 or more, not 0"
+            yield "shared_experts = 1 or more instead of 0"
         elif option not in free and value != standard:
-            yield f"{option} = {_toml(standard)}, not {_toml(value)}"
+            yield f"{option} = {_toml(standard)} instead of {_toml(value)}"
     for option, key in family.keys.items():
         first = by_key.setdefault(key, option)
         if getattr(config, option) != getattr(config, first):
-            yield f"{option} = {first} = {getattr(config, first)}, not {getattr(config, option)}"
+            yield f"{option} = {first} = {getattr(config, first)} instead of {getattr(config, option)}"
     for obstacles in family.apply_rules("obstacles", config):
         yield from obstacles
     if config.labels and config.pooling not in family.poolings:
-        yield f"pooling = {' or '.join(map(_toml, family.poolings))}, not {_toml(config.pooling)}"
+        yield f"pooling = {' or '.join(map(_toml, family.poolings))} instead of {_toml(config.pooling)}"
 
 
 def _toml(value: Any) -> str:

@@ -29,12 +29,12 @@ def mixture(key: str, alias: str, experts: int, coefficient: float) -> ConfigRul
 
     return ConfigRule(
         (key, alias, "router_aux_loss_coef", "output_router_logits"), read, write,
-        unless(lambda c: not c.has_balance_bias, 'balance = "loss" or "none", not "{0.balance}"'), ("experts", "balance"),
+        unless(lambda c: not c.has_balance_bias, 'balance = "loss" or "none" instead of "{0.balance}"'), ("experts", "balance"),
     )  # fmt: skip
 
 
 BIASED_ROUTER = ConfigRule(  # a file always has the bias
-    obstacles=unless(lambda c: c.has_balance_bias, 'balance = "bias" or "both", not "{0.balance}"'),
+    obstacles=unless(lambda c: c.has_balance_bias, 'balance = "bias" or "both" instead of "{0.balance}"'),
     free=("balance",),
 )
 

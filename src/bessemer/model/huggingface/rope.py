@@ -180,7 +180,7 @@ PHI_ROPE = ConfigRule(  # longrope or no scaling, on a fraction of each head
     },
     obstacles=unless(
         lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope",
-        'rope_scaling.kind = "longrope", not "{0.rope_scaling.kind}"',
+        'rope_scaling.kind = "longrope" instead of "{0.rope_scaling.kind}"',
     ),
     free=("rotary_fraction",),
 )  # fmt: skip

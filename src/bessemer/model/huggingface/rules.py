@@ -303,7 +303,7 @@ MODERNBERT_WINDOWS = ConfigRule(
     lambda config: {
         "global_attn_every_n_layers": config.global_every or config.layers + 1, "layer_types": _write_layer_types(config)
     },
-    unless(lambda c: c.window and c.window % 2 == 0, "window = an even number, not {0.window}"),
+    unless(lambda c: c.window and c.window % 2 == 0, "window = an even number instead of {0.window}"),
 )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions start after the pad
 
 
 EXACT_GELU_HEAD = ConfigRule(  # the layer before the output uses GELU even if the blocks use another activation
-    obstacles=unless(lambda c: c.activation == "gelu" or c.labels, 'activation = "gelu", not "{0.activation}"')
+    obstacles=unless(lambda c: c.activation == "gelu" or c.labels, 'activation = "gelu" instead of "{0.activation}"')
 )
 
 
