@@ -80,8 +80,7 @@ def check(
     config = config_of(resolved, vocabulary, labels)
     if recipe.evaluate.tasks:
         _require_tasks(recipe, config)
-    problem = export_problem(config)
-    if problem is not None and exports:
+    if (problem := export_problem(config)) and exports:
         raise InputError(problem)
     if max(resolved.parallel.world, resolved.parallel.expert) > 1:
         split = derive.resolve(recipe, vocabulary, labels)
@@ -94,7 +93,7 @@ def check(
     require_source(resolved.model.from_, config)
     if recipe.export.hf:
         _model_tokenizer(recipe)
-        if problem is None:
+        if not problem:
             _exported_tokenizer(resolved)
 
 
