@@ -308,10 +308,10 @@ def test_too_few_micro_batches_are_an_error_with_advice(layout: Parallel, count:
 def test_unusable_schedules_are_errors() -> None:
     layout = Parallel(pipeline=2, schedule="zbv")
     with pytest.raises(InputError, match=r"parallel.schedule: zbv"):
-        pipeline.require_schedule(layout, CPU, "2.11.0+cpu")
-    pipeline.require_schedule(layout, torch.device("cuda"), "2.11.0+cpu")
-    pipeline.require_schedule(Parallel(pipeline=2), CPU, "2.11.0+cpu")
-    pipeline.require_schedule(layout, CPU, "2.13.1")
+        pipeline.require_schedule(layout, "cpu", "2.11.0+cpu")
+    pipeline.require_schedule(layout, "cuda", "2.11.0+cpu")
+    pipeline.require_schedule(Parallel(pipeline=2), "cpu", "2.11.0+cpu")
+    pipeline.require_schedule(layout, "cpu", "2.13.1")
 
 
 def test_a_second_backward_pass_through_the_loss_has_the_same_gradient() -> None:

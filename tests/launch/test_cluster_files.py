@@ -215,6 +215,16 @@ def test_a_recipe_that_does_not_fit_the_cluster_is_one_error(on: str, cluster: s
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "key", ["parallel.tensor=3", "parallel.expert=2", "train.global_batch_tokens=4096", "cluster.devices_per_node=16"]
+)
+def test_a_layout_that_a_plan_rejects_is_not_launched(key: str, tmp_path: Path) -> None:
+    recipe(tmp_path, 'device = "H100"')
+    for command in (["plan"], ["launch", "--on", "slurm", "--out", str(tmp_path / "out")]):
+        assert run_command([*command, str(tmp_path / "big.toml"), "--set", key]) == 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_key_cannot_inject_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe(tmp_path)
     given = ["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]

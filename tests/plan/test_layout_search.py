@@ -5,7 +5,6 @@ from itertools import pairwise, product
 from math import exp
 
 import pytest
-import torch
 
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
@@ -95,7 +94,7 @@ def trains(of: Job) -> bool:
     values = {"global_batch_tokens": tokens, "micro_batch": of.layout.micro_batch, "optimizer": Optimizer()}
     train = ResolvedTrain.model_construct(**values)
     try:
-        require_trainable(train, parallel(of.layout), of.model, torch.device("cuda"))
+        require_trainable(train, parallel(of.layout), of.model, "cuda")
     except InputError:
         return False
     return True

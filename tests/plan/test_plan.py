@@ -104,7 +104,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_backward_pass() -> None:
     recomputed = frozen.train.model_copy(update={"recompute": "full"})
     assert hardware_flops(recomputed, wanted, 3) == hardware_flops(frozen.train, wanted, 0)
     with pytest.raises(InputError, match=r"train.classify.frozen: a pipeline"):
-        require_trainable(frozen.train, Parallel(pipeline=2), wanted, torch.device("cpu"))
+        require_trainable(frozen.train, Parallel(pipeline=2), wanted, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,11 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
 
 
 def launch(args: argparse.Namespace) -> Any:
+    from bessemer.distributed.validity import require_devices
     from bessemer.launch import cluster_files
     from bessemer.plan.devices import of_cluster
+    from bessemer.plan.goal import cluster_of
+    from bessemer.workflow import preflight
 
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
@@ -95,7 +98,12 @@ def launch(args: argparse.Namespace) -> Any:
             f"from the text; build them first, with `bessemer corpus {recipe}` and `bessemer tokens {recipe}`"
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
-    device = None if session.recipe.train.device == "cpu" else of_cluster(session.recipe.cluster)
+    is_cpu = session.recipe.train.device == "cpu"
+    if session.recipe.model.has_size:
+        preflight.require_layout(session.recipe, session.run, "cpu" if is_cpu else "cuda")
+    device = None if is_cpu else of_cluster(session.recipe.cluster)
+    if device is not None:
+        require_devices(session.recipe.parallel, cluster_of(session.recipe, device).devices)
     written = cluster_files.write_files(session.recipe, args.on, folder, base, device.per_node if device else None)
     if not args.json:
         print(*written, sep="\n")

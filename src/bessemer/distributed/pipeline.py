@@ -43,12 +43,12 @@ TORCH_SCHEDULES = {
 }
 
 
-def require_schedule(layout: Parallel, device: torch.device, torch_version: str = torch.__version__) -> None:
-    """Raise InputError when a version of torch on this device cannot run the layout's schedule."""
+def require_schedule(layout: Parallel, device_type: str, torch_version: str = torch.__version__) -> None:
+    """Raise InputError when a version of torch cannot run the layout's schedule on this type of device."""
     if not layout.facts.splits_backward:
         return
     version = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
-    if device.type != "cuda" and version < (2, 13):
+    if device_type != "cuda" and version < (2, 13):
         what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch_version}"
         raise InputError(f"parallel.schedule: {what}; install torch 2.13 or later, or use 1f1b or interleaved")
 
@@ -206,7 +206,7 @@ class Pipeline:
     def _schedule(self, micro_batches: int, rows: int, length: int, hidden_length: int) -> Any:
         """Return torch's schedule of this process's stages. Passing the shapes avoids an extra pass to infer them."""
         layout = self.mesh.layout
-        require_schedule(layout, self.device)
+        require_schedule(layout, self.device.type)
         require_micro_batches(layout, micro_batches)
         meta, wide = torch.device("meta"), torch.promote_types(self.dtype, torch.float32)
         size = rows, hidden_length, self.model.config.width

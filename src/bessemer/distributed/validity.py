@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import nearest_that_fit
 from bessemer.distributed.stages import num_stages, rank_rows
@@ -40,6 +41,13 @@ def require_valid(
     require_experts(config, layout, shards_evenly=is_ours)
     num_stages(config, layout, stages_without_blocks)
     require_micro_batches(layout, micro_batches)
+
+
+def require_devices(layout: AxisSizes, devices: int) -> None:
+    """Raise InputError when the cluster has another number of devices than a layout has processes."""
+    if layout.world != devices:
+        has = f"the layout is of {counted(layout.world, 'device')} and the cluster has {devices:,}"
+        raise InputError(f"parallel: {has}; make them the same")
 
 
 def indivisible_by_tensor(

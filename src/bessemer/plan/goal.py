@@ -73,7 +73,7 @@ def goal_of(
         recipe = _of_mixture(recipe, model)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     config = model or model_config(resolved, vocabulary, labels)
-    cluster, notes = _cluster(recipe, device), list[str]()
+    cluster, notes = cluster_of(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
     not_counted = unplanned.for_catalogue(recipe, framework.name)
     if recipe.train.precision == "fp8-rowwise":
@@ -179,7 +179,7 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
 MOST_DEVICES = 10_000_000
 
 
-def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
+def cluster_of(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
     """Return the cluster: as many devices as [cluster] gives, else as [parallel] has ranks.
 
     If the planner chooses the layout and [cluster] gives no device count, `nodes` determines the size.

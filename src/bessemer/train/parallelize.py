@@ -31,8 +31,10 @@ from bessemer.train.task import ObjectiveTask
 Weights = Callable[[str, torch.Size], Tensor]  # from the name and shape of a whole tensor to its values on the CPU
 
 
-def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
-    """Raise InputError if the layout of a resolved recipe cannot divide its model and batch."""
+def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device_type: str) -> None:
+    """Raise InputError if the layout of a resolved recipe cannot divide its model and batch on devices of a type of torch."""
+    if max(layout.world, layout.expert) == 1:
+        return
     length = config.sequence_length
     sequences = train.global_batch_tokens // length
     if complaint := layout.batch_complaint(sequences, train.micro_batch):
@@ -54,7 +56,7 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
     if layout.pipeline > 1:
         from bessemer.distributed import pipeline  # loads the compiler, which takes half a second
 
-        pipeline.require_schedule(layout, device)
+        pipeline.require_schedule(layout, device_type)
 
 
 def parallelize(

@@ -36,8 +36,6 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
         recipe = recipe.changed(train={"micro_batch": load(run.recipe).train.micro_batch})
     if recipe.cluster.device is None:
         recipe = recipe.changed(cluster={"devices_per_node": count, "device": device.name if device else None})
-    import torch
-
     from bessemer.train.parallelize import require_trainable
 
     goal = planning_goal(recipe)
@@ -47,7 +45,7 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
         chosen = _with_layout(recipe, goal, candidate)
         try:
             resolved = recipe_defaults.resolve(chosen, goal.job.model.vocabulary)
-            require_trainable(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
+            require_trainable(resolved.train, resolved.parallel, goal.job.model, "cuda")
         except InputError as error:
             refusal = refusal or error
             continue

@@ -186,18 +186,15 @@ class Planner:
         Raises:
             InputError: The layout or the memory budget is not possible.
         """
-        import torch
-
         from bessemer.train import device as devices
         from bessemer.train.parallelize import require_trainable
         from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
 
         device = devices.choose(resolved.train)
-        if resolved.parallel.world > 1:
-            # The run may be planned on a laptop and train elsewhere.
-            require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
-            if note := uneven_note(config, resolved.parallel):
-                warn(note)
+        # The run may be planned on a laptop and train elsewhere.
+        require_trainable(resolved.train, resolved.parallel, config, "cuda")
+        if note := uneven_note(config, resolved.parallel):
+            warn(note)
         if not device.is_cuda:
             devices.freeze_loaded()
             devices.release_unused(device)

@@ -67,7 +67,6 @@ def check(
     # Importing torch takes seconds, so it comes after all checks that do not need it.
     from bessemer.checkpoint.mirror import new_run_mirror
     from bessemer.train import optimizer as optimizers
-    from bessemer.train.parallelize import require_trainable
     from bessemer.train.starting_weights import require_source
     from bessemer.train.task import config_of, require_objective
     from bessemer.train.trackers import require_trackers
@@ -82,9 +81,7 @@ def check(
         _require_tasks(recipe, config)
     if (problem := export_problem(config)) and exports:
         raise InputError(problem)
-    if max(resolved.parallel.world, resolved.parallel.expert) > 1:
-        split = derive.resolve(recipe, vocabulary, labels)
-        require_trainable(split.train, split.parallel, config, device.torch_device)
+    require_layout(recipe, run, device.torch_device.type)
     require_objective(resolved, config, lambda: _sample_tokenizer(resolved))
     if has_begun:
         return
@@ -95,6 +92,17 @@ def check(
         _model_tokenizer(recipe)
         if not problem:
             _exported_tokenizer(resolved)
+
+
+def require_layout(recipe: Recipe, run: RunDirectory, device_type: str = "cuda") -> None:
+    """Raise InputError if the processes of a recipe cannot divide its model and batch on devices of a type of torch."""
+    from bessemer.train.parallelize import require_trainable
+    from bessemer.train.task import config_of
+
+    vocabulary, labels = summary.vocabulary_size(recipe, run.tokens), summary.num_classes(recipe, run.tokens)
+    limit = recipe_defaults.MICRO_BATCH_TOKENS_ON[device_type == "cuda"]
+    resolved = recipe_defaults.resolve(recipe, vocabulary, micro_batch_tokens=limit, labels=labels)
+    require_trainable(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device_type)
 
 
 def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool = False) -> None:

@@ -18,7 +18,7 @@ from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import checked_stages_per_rank
 from bessemer.distributed.stages import PipelineRank, rank_of_stage, stage_ids_of_rank
 from bessemer.distributed.step_flops import recomputed_flops_per_token
-from bessemer.distributed.validity import require_valid
+from bessemer.distributed.validity import require_devices, require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.plan.estimate import collectives, experts
@@ -153,13 +153,11 @@ def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
 def refuse(job: Job) -> str | None:
     """Return the reason why a job cannot use its layout, or None."""
     layout, model = job.layout, job.model
-    if layout.world != job.cluster.devices:
-        devices = counted(layout.world, "device")
-        return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
-    if not job.micro_batches:
-        ranks = counted(layout.data, "data rank")
-        return f"batch: {counted(job.batch, 'sequence')} are no micro-batches of {layout.micro_batch} on {ranks}"
     try:
+        require_devices(layout, job.cluster.devices)
+        if not job.micro_batches:
+            ranks = counted(layout.data, "data rank")
+            return f"batch: {counted(job.batch, 'sequence')} are no micro-batches of {layout.micro_batch} on {ranks}"
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
         if layout.pipeline > 1 and each != layout.virtual:
             return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
