@@ -46,9 +46,10 @@ LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
         "--params 500T --gpus 8xH100", "--params 7B --tokens 1T --days 3 --gpus 8xH100", "--flops 1 --gpus 8xH100",
         "--days 3 --gpus 8xH100 --set train.steps=9", "--days 3 --money 5 --gpus 8xH100", "--days 3", "--money 1M --gpus 8xMI300X",
         "llama-7b --days 3", "llama-7b --price 2", "llama-2-70b",
-        "--devices --gpus 4xH100", "--model list --price 2", 
+        "--devices --gpus 4xH100", "--model list --price 2",
         "--params 1B --gpus 10000000xH100 --tokens 20B", "--model deepseek-v3 --gpus 64xH100 --framework bessemer",
-        "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
+        "--model llama-3-8b --gpus 8xH100 --dp 8 --set model.experts=8", "--params 7B --gpus 8xH100 --set cluster.nodes=2",
+        "--params 7B --gpus 8xH100 --set tokenizer.path=x", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
         *(f"--gpus 8xH100 {budget}" for budget in ("--days -5", "--money -5", "--params 7B --days 1e-9")),
         *(f"--params 7B {given}" for given in (
             "--gpus 0xH100", "--gpus eightxH100", "--gpus 64xH100,128xA100", "--gpus 8", "--gpus 8xH100 --price free",
@@ -156,6 +157,13 @@ def test_unusual_numbers_of_devices_can_be_planned(
     assert len(spares) == (used == 992)
 
 
+@pytest.mark.parametrize("model", ["--params 7B", "--set model.layers=2 --set model.width=256 --set model.heads=4"])
+def test_the_tokenizer_sets_the_vocabulary(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"{model} --gpus 8xH100 --dp 8 --set".split()
+    by_tokenizer, by_model = (planned(capsys, *words, f"{key}.vocabulary=9000") for key in ("tokenizer", "model"))
+    assert by_tokenizer["parameters"] == by_model["parameters"]
+
+
 def test_a_given_batch_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4M")
     assert (found["batch_tokens"], found["devices"]) == (1024 * 4096, 960)
@@ -260,13 +268,8 @@ def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest
 
 def test_the_bubble_in_a_plan_of_this_machine_equals_that_of_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     model = {"layers": 4, "width": 64, "heads": 2, "kv_heads": 2, "mlp_width": 128}
-    more = (
-        "train.micro_batch=1",
-        "parallel.pipeline=4",
-        "tokens.sequence_length=512",
-        "train.global_batch_tokens=4096",
-    )
-    keys = (*(f"model.{key}={value}" for key, value in model.items()), *more)
+    more = "train.micro_batch=1 parallel.pipeline=4 tokens.sequence_length=512 train.global_batch_tokens=4096"
+    keys = (*(f"model.{key}={value}" for key, value in model.items()), *more.split())
     options = [item for key in keys for item in ("--set", key)]
     found = planned(capsys, "llama-7b", *options)
     assert found["layout"]["micro_batches"] == 8

@@ -121,14 +121,9 @@ for scaling in ("model.rope_scaling", "model.window_rope_scaling"):
         f"{scaling}.{name}_factor": (longrope, ONES.replace("1.0", "2.0", 1).replace("1.0", "1.5"))
         for name in ("short", "long")
     }
-FILES = {
-    "model.from",
-    "tokenizer.path",
-    "cluster.catalogue",
-    "train.schedule.settings",
-    "train.optimizer.settings",
-    "train.objective_settings",
-}  # keys that need a file: its contents are planned, or the file is rejected
+# Keys that need a file: its contents are planned, or the file is rejected.
+FILES = {"model.from", "tokenizer.path", "cluster.catalogue", "train.objective_settings"}
+FILES |= {"train.schedule.settings", "train.optimizer.settings"}
 PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
 ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sibling
 
@@ -175,22 +170,15 @@ def example(info: FieldInfo) -> str | None:
 
 LEAVES = [key for key, info in keys().items() if section_of(info.annotation) is None]
 IN_ARRAYS = tuple(f"{key}." for key, info in keys().items() if get_origin(info.annotation) is tuple)
-TRIED = [
-    key
-    for key in LEAVES
-    if not key.startswith(("corpus.", "tokenizer.", *IN_ARRAYS)) and key not in FILES | ALTERNATIVES
-]
+UNTRIED = ("corpus.", "tokenizer.", *IN_ARRAYS)
+TRIED = [key for key in LEAVES if not key.startswith(UNTRIED) and key not in FILES | ALTERNATIVES]
 
 
 def test_the_table_has_exactly_the_keys_of_the_recipe() -> None:
     table = unplanned.effects()
     assert [key for key in LEAVES if unplanned.entry_of(key) is None] == []
-    listed = [
-        *table["planned"],
-        *table["apart"],
-        *(set(table["of_bessemer"]) - set(table["unplanned"])),
-        *table["unplanned"],
-    ]
+    of_bessemer = set(table["of_bessemer"]) - set(table["unplanned"])
+    listed = [*table["planned"], *table["apart"], *of_bessemer, *table["unplanned"]]
     assert len(listed) == len(set(listed)) and set(listed) <= set(keys())
     assert set(table["of_catalogue"]) <= set(table["planned"])
     assert {unplanned.entry_of(key) for key in LEAVES} == set(listed), "an entry that no key needs"
@@ -265,7 +253,8 @@ OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
     "--batch": ({}, "1M"), "--precision": ({}, "fp8"), "--recompute": ({}, "full"), "--micro-batch": ({}, "2"),
     "--flops": (SIZED, "1e22"), "--days": (SIZED, "2"),
     "--money": (SIZED, "900"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
-    "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
+    "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"),
+    "--ep": ({"--model": "mixtral-8x7b", "--tp": None}, "4"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
     "--search": ({}, None), "--devices": ({}, None),
     "--set": ({}, "train.ema=0.9"),
 }  # fmt: skip

@@ -140,6 +140,7 @@ COMMANDS = (
             option("--tp", "parallel.tensor", metavar="N"),
             option("--pp", "parallel.pipeline", metavar="N"),
             option("--cp", "parallel.context", metavar="N"),
+            option("--ep", "parallel.expert", metavar="N"),
             option("--zero", "parallel.zero: 1, 2 or 3", metavar="N"),
         ),
     }, usage="bessemer plan [RECIPE] [options]"),

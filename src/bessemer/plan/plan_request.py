@@ -35,12 +35,14 @@ KEYS = {
     "tp": ("parallel.tensor", "count"),
     "pp": ("parallel.pipeline", "count"),
     "cp": ("parallel.context", "count"),
+    "ep": ("parallel.expert", "count"),
     "zero": ("parallel.zero", "count"),
 }
 SHAPES = ("model", "params")  # short names that set the sizes of the model
 SHORT_NAMES = (*SHAPES, "gpus", *KEYS)
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
-DEFAULT_SIZES = "[tokens]\nsequence_length = 4096\n[model]\nvocabulary = 128_256\n"
+DEFAULT_LENGTH, DEFAULT_IDS = "[tokens]\nsequence_length = 4096\n", "[model]\nvocabulary = 128_256\n"
+IDS = {"tokenizer.vocabulary", "tokenizer.path"}  # keys that set the number of ids
 SEQUENCES, BATCH = "tokens.sequence_length", "train.global_batch_tokens"
 REOPENED = ("replicate", "shard")  # keys that the planner chooses if a recipe's layout does not fill the devices
 
@@ -102,7 +104,8 @@ def from_options(options: Mapping[str, str], overrides: Sequence[str] = ()) -> P
         raise InputError("plan: no devices are given; add --gpus 2048xH100 (`bessemer plan --devices` lists devices)")
     if not names_model(changes):
         raise InputError(f"plan: no model is given; add --params 70B, --model llama-3-70b, or {shapes.DIMENSIONS}")
-    text = '[run]\nname = "plan"\n' + ("" if set(SHAPES) & changes.keys() else DEFAULT_SIZES)
+    sizes = DEFAULT_LENGTH + DEFAULT_IDS * IDS.isdisjoint(changes)
+    text = '[run]\nname = "plan"\n' + sizes * set(SHAPES).isdisjoint(changes)
     # `auto` keeps the given layout fields and chooses the others.
     return with_changes(PlanRequest(parse(text, "plan"), is_open=True), {"parallel.auto": "true", **changes})
 
@@ -149,6 +152,8 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
     before. The sequence length stays that of the command line or the recipe.
     """
     before, typed = request.recipe, recipe_keys(changes)
+    if {"cluster.devices", "cluster.nodes"} <= typed.keys() | request.set_keys:
+        raise InputError("cluster.nodes: --gpus sets the number of devices; set cluster.devices_per_node instead")
     tables = before.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
     model, kept, of_shape = request.model, set[str](), dict[str, str]()
 
@@ -160,12 +165,13 @@ def with_changes(request: PlanRequest, changes: Mapping[str, str]) -> PlanReques
         return count(str(value_of(key)), key) if key in typed or key in kept else None
 
     if shape := next((name for name in SHAPES if name in changes), None):
-        kept = {key for key in request.set_keys if key.startswith("model.")}
+        kept = {key for key in request.set_keys if key.startswith("model.") or key in IDS}
         _require_sizes(typed.keys() | kept)
         tables["model"] = {key: value for key, value in tables.get("model", {}).items() if f"model.{key}" in kept}
         kept |= {SEQUENCES} if "sequence_length" in tables.get("tokens", {}) else set()
         what = changes[shape] if shape == "model" else number(changes[shape], shape)
-        model = shapes.model(what, given_number("model.vocabulary"), given_number(SEQUENCES))
+        ids = given_number("model.vocabulary") or given_number("tokenizer.vocabulary")
+        model = shapes.model(what, ids, given_number(SEQUENCES))
         of_shape = {key: text for key, text in _shape_keys(model).items() if key not in kept}
     if "batch" in changes:
         length = of_shape.get(SEQUENCES) if SEQUENCES not in typed else typed[SEQUENCES]
@@ -228,8 +234,9 @@ def _shape_keys(model: ModelConfig) -> dict[str, str]:
 
 
 def _require_sizes(names: set[str]) -> None:
-    """Raise InputError for keys that replace the blocks of a shape: those of the family, of `model.from` and of experts."""
-    if whole := {f"model.{key}" for key in ("family", "from", "experts", *MIXTURE)} & names:
+    """Raise InputError for keys that contradict a shape: of the family, `model.from`, experts and another tokenizer."""
+    of_shape = {"tokenizer.path", *(f"model.{key}" for key in ("family", "from", "experts", *MIXTURE))}
+    if whole := of_shape & names:
         raise InputError(
             f"{min(whole)}: --model and --params set the block of the model; remove them and give {shapes.DIMENSIONS}"
         )
