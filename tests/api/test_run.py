@@ -80,7 +80,7 @@ def test_metrics_have_a_row_for_each_step(still_run: Path) -> None:
         assert frame["step"].tolist() == [row["step"] for row in rows]
         assert frame["loss"].tolist() == [row["loss"] for row in rows]
         assert frame["loss_by_source.prose"].tolist() == [row["loss_by_source"]["prose"] for row in rows]
-    assert len(run.metrics("tasks")) == 0
+    assert len(run.metrics("tasks")) == len(run.incidents()) == 0
     with pytest.raises(InputError, match="validation"):
         run.metrics("valid")
 

@@ -250,10 +250,10 @@ def test_a_router_that_collapses_is_reported_at_its_onset_and_again_only_much_la
                      "expert_load": {"2": "10" * 8, "3": "10" * 8}})  # fmt: skip
         if step in (30, 1010):  # resumed: the count of logged steps continues
             trends = Trends(path, rows[:-1])
-        trends.add_load(step, rows[-1])
+        trends.add_load(step, rows[-1], is_balanced=step < 1000)
         trends.add_load(step, {"loss": 1.0})
-    assert [(row["step"], row["what"], row["block"]) for row in read_json_lines(path)] == [
-        (29, "collapse", "2"), (1014, "collapse", "3"), (1109, "collapse", "2"),
+    assert [(row["step"], row["block"], "balancing is off" in row["cause"]) for row in read_json_lines(path)] == [
+        (29, "2", False), (1014, "3", True), (1109, "2", True),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from bessemer.report import comparison, planned
 from bessemer.report import data as run_data
 from bessemer.report.data import read
 from bessemer.report.page import render
-from bessemer.report.story import MAX_EVENTS, story
+from bessemer.report.story import MAX_EVENTS, incident_counts, story
 from bessemer.run.directory import RunDirectory
 from tests.report.conftest import MakeRun
 
@@ -91,6 +91,7 @@ def test_a_long_story_is_shortened_in_the_middle_and_escaped(make_run: MakeRun) 
     run = make_run()
     rows = [incident(step, f"<b>{step}", "update skipped") for step in range(10, 10 + 3 * MAX_EVENTS)]
     found = told(run, rows)
+    assert incident_counts(run_data.read(run)).startswith("<b>10 (1), <b>11 (1), ")
     assert len(found) == MAX_EVENTS + 1 and found[MAX_EVENTS // 2] == ("…", f"{2 * MAX_EVENTS} more: see Incidents")
     html = render(run_data.read(run))
     section = re.search(r'<section id="story">.*?</section>', html, re.DOTALL)

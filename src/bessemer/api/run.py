@@ -16,7 +16,7 @@ from bessemer.recipe import ResolvedRecipe, load_resolved
 from bessemer.report import page, summary
 from bessemer.report.data import RunReader
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
-from bessemer.run.files import read_json
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.workflow.resume_policy import require_unedited
 
 if TYPE_CHECKING:
@@ -126,6 +126,13 @@ class TrainingRun:
         groups = {f"{key}.{name}": x for key, group in curves.groups.items() for name, x in group.items()}
         columns = {name: pa.array(x, from_pandas=True) for name, x in {**curves.columns, **groups}.items()}
         return pa.table({"step": pa.array(curves.step.astype("int64")), **columns, **curves.texts})
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents of the run in the order in which they happened, each as the values of its line in incidents.jsonl.
+
+        Each has its `step`, `what`, `cause` and `action`, and most have `advice`.
+        """
+        return read_json_lines(self.files.incidents)
 
     def generate(
         self, prompt: str, *, max_tokens: int = 200, temperature: float = 0.8, top_k: int = 50, top_p: float = 1.0,

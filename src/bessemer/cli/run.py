@@ -106,13 +106,15 @@ def print_results(run: RunDirectory, *more: str) -> None:
     """
     from rich.markup import escape
 
-    from bessemer.report import data, planned, summary
+    from bessemer.report import data, planned, story, summary
 
     values = data.read(run)
     say(f"\n[bold]{escape(fill(summary.headline(values), WIDTH))}[/]")
     if not summary.learned_nothing(values):  # the headline has that
         print_verdict(run)
     rows = [("curve", summary.curve_finding(values)), ("report", str(run.report))]
+    if incidents := story.incident_counts(values):
+        rows.insert(1, ("incidents", f"{incidents}: the report has causes and advice"))
     rows += [("model", str(run.export))] * run.export.exists()
     rows += [("measured", planned.in_short(planned.compare(values)))]
     next_commands = list(more)

@@ -75,13 +75,14 @@ class Trends:
                 self._record(step, kind, f"the largest {name.replace('_', ' ')} {grown}")
             before.append(value)
 
-    def add_load(self, step: int, row: Mapping[str, Any]) -> None:
+    def add_load(self, step: int, row: Mapping[str, Any], *, is_balanced: bool = True) -> None:
         """Add the load of experts in the line of a logged step, and record an incident for each router that has collapsed.
 
         `row` may have none. A router that stays collapsed is recorded once.
+        `is_balanced` is False if the recipe does not balance the load.
         """
         for block, cause in self._collapses(row).items():
-            self._record(step, COLLAPSE, cause, block=block)
+            self._record(step, COLLAPSE, cause + "; balancing is off" * (not is_balanced), block=block)
 
     def _collapses(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Count the logged steps in a row of each collapsed router, and return why, for those that reach CHECKS, by block."""

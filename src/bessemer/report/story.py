@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from operator import itemgetter
 
@@ -34,12 +35,22 @@ def story(data: RunData) -> list[tuple[str, str]]:
     return rows
 
 
+def incident_counts(data: RunData) -> str:
+    """Return the number of incidents of each kind that `story` names, such as "collapse (2), spike (1)"; "" without any."""
+    kinds = Counter(as_text(row, "what") for row in _major(data))
+    return ", ".join(f"{words(kind)} ({count:,})" for kind, count in kinds.items() if kind != RECIPE_CHANGED.name)
+
+
+def _major(data: RunData) -> list[Json]:
+    """Return the incidents, except minor ones that needed no action."""
+    return [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
+
+
 def _incidents(data: RunData) -> list[Event]:
-    """Return events for the incidents, except minor ones that needed no action.
+    """Return events for the incidents that are not minor.
 
     Consecutive incidents of one kind between two restarts become one event.
     """
-    major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     restarts = as_objects(data.times, "restarts")
     stops = [(seconds_of(restart.get("stopped")), seconds_of(restart.get("time"))) for restart in restarts]
 
@@ -49,7 +60,7 @@ def _incidents(data: RunData) -> list[Event]:
         return kind, as_number(row, "rollback"), sum(again <= moment for _, again in stops), change
 
     events = []
-    for (kind, rollback, *_), group in groupby(major, sort):
+    for (kind, rollback, *_), group in groupby(_major(data), sort):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
         first, last, onset = number_or_0(same[0], "step"), number_or_0(same[-1], "step"), number_or_0(same[-1], "onset")

@@ -207,7 +207,9 @@ def _log_and_validate(
     state = step.state
     if state.step % training.recipe.train.log_every == 0 or state.step == training.steps:
         line = _train_line(training, step)
-        training.trends.add_load(state.step, line)
+        config = training.trainer.model.config
+        strength = config.has_balance_loss * config.balance_loss + config.has_balance_bias * config.balance_rate
+        training.trends.add_load(state.step, line, is_balanced=strength > 0)
         training.log.write("train", state.step, **line)
         callbacks.call("step", state.step, line)
     return _validate(training, state, stop, callbacks) if training.validates(state.step) else None
