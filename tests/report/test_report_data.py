@@ -10,7 +10,7 @@ from bessemer.common.errors import InputError
 from bessemer.report import comparison, curves, data, page, summary
 from bessemer.report.log_gaps import missing_lines
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json_lines
+from bessemer.run.files import read_json_lines, write_json
 from tests.report.conftest import MakeRun, valid_plotly
 
 
@@ -245,8 +245,13 @@ def test_the_load_of_experts_is_drawn_for_a_mixture_only(make_run: MakeRun) -> N
             row |= {"dead_experts": {"1": 1, "2": 2}, "hot_experts": {"1": 0, "2": 3}, "auxiliary_loss": 0.01}
             row["expert_load"] = {"1": "00102030", **({"2": "10101010"} if row["step"] > 5 else {})}
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mixture = {"balance": "bias", "router_z_loss": 0.001}
+    write_json(run.plan, {"model_size": "8M parameters, 4M active (4 experts, 2 per token)", "model_config": mixture})
     found = {figure["id"]: figure for figure in curves.curves(data.read(run))}
-    assert json.loads(json.dumps(list(found.values()), allow_nan=False)) and "balance" in found
+    assert json.loads(json.dumps(list(found.values()), allow_nan=False))
+    assert found["balance"]["title"] == "Router z-loss" and "(4 experts, 2 per token)" in summary.headline(
+        data.read(run)
+    )
     largest, loads = (found[f"experts-{name}"]["traces"][0] for name in ("largest", "load"))
     assert (largest["y"], len(largest["x"]), largest["x"][-1]) == ([1, 2], 240, 1200)
     assert sorted(largest["z"][0])[-2:] == [1.5, 8.0] and set(largest["z"][1]) == {1.25}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.common.console import amount, counted, interval, say
+from bessemer.common.console import counted, interval, say
 from bessemer.common.console import score as shown
 from bessemer.common.errors import InputError
 
@@ -139,7 +139,7 @@ def import_model(args: argparse.Namespace) -> Any:
         f": transformers' logits differ by {result['logits_max_difference']:.1e}"
         + (f", {result['greedy_tokens_equal']} greedy tokens equal" if result["greedy_tokens_equal"] else "")
     )  # fmt: skip
-    say(f"[green]✓[/] {result['architecture']} of {amount(result['parameters'])} parameters in {run.path}{compared}")
+    say(f"[green]✓[/] {result['architecture']} of {result['model_size']} in {run.path}{compared}")
     if result["note"]:
         say(f"  note: {result['note']}")
     return {"run": run.path, **result}

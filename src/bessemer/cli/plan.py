@@ -191,7 +191,7 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         from bessemer.report.plan_page import render
 
         name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
-            f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
+            f"{planned.job.model.size} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
         )
         write(render(planned, name=name))
     args.exit_code = int(not planned.fits)

@@ -65,7 +65,7 @@ class Costs:
             for layer in range(config.layers)
         )
         tables = 1 + (config.positions == "learned") + (config.token_types > 0)
-        return cls(blocks, 2.0 * tables * config.width, 0.0 if config.labels else 6.0 * config.head_matrix_parameters)
+        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters)
 
     @property
     def total(self) -> float:

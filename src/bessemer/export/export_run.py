@@ -20,7 +20,7 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint.format import weight_reader
 from bessemer.checkpoint.protocol import trained_checkpoints
-from bessemer.common.console import amount, size
+from bessemer.common.console import size
 from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.common.hashing import digest, fingerprints, verify_files
 from bessemer.export.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
@@ -252,7 +252,7 @@ def _template() -> Any:
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {
-        "json": json.dumps, "size": size, "amount": amount, "number": "{:,}".format,
+        "json": json.dumps, "size": size, "number": "{:,}".format,
         "cell": lambda text: str(text).replace("|", "\\|"),
     }  # fmt: skip
     return environment.from_string(Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8"))

@@ -67,7 +67,7 @@ def import_model(source: Path, run: RunDirectory, name: str, root: str, commit: 
         raise InputError(f"{source}: {has}; use the model's own tokenizer")
     read = check_read(source, model)
     with gate.errors_about(str(source)):
-        imported = {**_compared(source, model, tokenizer, read), "commit": commit}
+        imported = {**_compared(source, model, tokenizer, read), "model_size": config.size, "commit": commit}
     recipe = _recipe(source, run, name, root, tokenizer)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)

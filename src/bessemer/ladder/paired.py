@@ -88,6 +88,7 @@ def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
         "name": done[0].path.name.rpartition("-")[0], "recipe": reference, "scores": scores,
         "seconds": float(np.mean(seconds)), "minutes": data.value_at(found[0].recipe, "train", "minutes"),
         **{key: int(data.number_or_0(found[0].plan, key)) for key in ("steps", "tokens", "parameters")},
+        "model_size": found[0].model_size,
     }  # fmt: skip
 
 
@@ -187,7 +188,8 @@ def table(result: Json) -> str:
     a, b, differences = result["a"], result["b"], result["differences"]
     scores = enumerate(zip(a["scores"], b["scores"], differences, strict=True), 1)
     rows = [[f"seed {seed}", f"{x:.4f}", f"{y:.4f}", f"{d:+.4f}"] for seed, (x, y, d) in scores]
-    rows += [[key, amount(a[key]), amount(b[key]), ""] for key in ("parameters", "steps", "tokens")]
+    rows.append(["model", a["model_size"], b["model_size"], ""])
+    rows += [[key, amount(a[key]), amount(b[key]), ""] for key in ("steps", "tokens")]
     rows.append(["time of a seed", duration(a["seconds"]), duration(b["seconds"]), ""])
     names = (f"{name:<13} {side['recipe']} ({side['name']})" for name, side in (("A", a), ("B", b)))
     answers = (f"{name:<13} {sentence}" for name, sentence in result["answers"].items())

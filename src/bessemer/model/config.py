@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from bessemer.common.console import amount
 from bessemer.common.errors import InputError
 from bessemer.model.options import SCALINGS, ModelOptions
 from bessemer.model.sublayers import Parameter, Sublayer, attention_facts, feed_forward_facts, mixture_facts, norm_facts
@@ -117,9 +118,8 @@ class ModelConfig(ModelOptions):
 
     @property
     def head_matrix_parameters(self) -> int:
-        """Number of matrix parameters after the last block: the transform and the output matrix."""
-        outputs = self.labels or self.vocabulary
-        return outputs * self.width + (self.width**2 if self.head_transform else 0)
+        """Number of matrix parameters of a language model's head; 0 for a classifier, whose head reads one token of a text."""
+        return 0 if self.labels else self.vocabulary * self.width + self.head_transform * self.width**2
 
     @cached_property
     def parameters(self) -> int:
@@ -132,6 +132,13 @@ class ModelConfig(ModelOptions):
     def active_parameters(self) -> int:
         """Number of parameters that each token uses: all, except in a mixture of experts."""
         return self.parameters - round(self.count_parameters(lambda parameter: 1.0 - self._share(parameter)))
+
+    @property
+    def size(self) -> str:
+        """The number of parameters in words; for a mixture of experts, with the active ones and the number of experts."""
+        experts = f"({self.experts} experts, {self.experts_per_token} per token)"
+        active = f", {amount(self.active_parameters)} active {experts}" if self.experts else ""
+        return f"{amount(self.parameters)} parameters{active}"
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -151,7 +158,7 @@ class ModelConfig(ModelOptions):
     @property
     def matrix_parameters(self) -> int:
         """Number of parameters in a token's matmuls: the blocks' matrices and the output head, without the embedding lookup."""
-        return self.layers * self.block_active_parameters + (self.head_matrix_parameters if not self.labels else 0)
+        return self.layers * self.block_active_parameters + self.head_matrix_parameters
 
 
 MAX_DROPOUT_SCORES = 1 << 22  # scores in memory at once with dropout on them, but at least those of 16 queries

@@ -232,6 +232,4 @@ class ClassificationHead(Head):
             inside_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < lengths_B[:, None]
             pooled_BD = (hidden_BTD * inside_BT[..., None]).sum(dim=1) / lengths_B[:, None]
         read_BD = self.transform(pooled_BD)
-        if masks is not None:
-            read_BD = masks.classifier(read_BD)
-        return F.linear(read_BD, self.weight, self.bias)
+        return F.linear(read_BD if masks is None else masks.classifier(read_BD), self.weight, self.bias)

@@ -164,11 +164,6 @@ class ModelOptions:
             return Rope(self.window_rope_theta, width, self.window_rope_scaling, self.rope_direction)
         return Rope(self.rope_theta, width, self.rope_scaling, self.rope_direction)
 
-    @property
-    def query_scale(self) -> float | None:
-        """The factor on attention scores; None for 1 / sqrt(head_dim)."""
-        return float(self.query_scalar**-0.5) if self.query_scalar else None
-
     def rope_regime(self, length: int) -> tuple[int, ...]:
         """Return a cache key of all layers' rotations at a sequence length: equal keys mean equal rotations."""
         both = self.rope_scaling, self.window_rope_scaling

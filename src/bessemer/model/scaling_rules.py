@@ -21,17 +21,14 @@ def batch_tokens(flops: float) -> float:
     return float(BATCH_COEFFICIENT * flops**BATCH_EXPONENT)
 
 
-CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # Kaplan et al. 2020, section 5.1, equation 5.3
-
-
 def critical_batch(parameters: float, tokens: float) -> float:
     """Return the critical batch in tokens at the end of training, 2e8 / L^(1/0.21) (Kaplan et al. 2020, section 5.1).
 
     L is the loss of a model of N = `parameters` after D = `tokens`, L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 /
-    D)^0.103 (equation 1.5; constants of table 2, fitted jointly).
+    D)^0.103 (equations 1.5 and 5.3; constants of table 2, fitted jointly).
     """
     loss = ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
-    return float(CRITICAL_BATCH_TOKENS / loss ** (1.0 / CRITICAL_BATCH_EXPONENT))
+    return float(2e8 / loss ** (1.0 / 0.21))
 
 
 def advised_batch(flops: float, parameters: float, tokens: float) -> float:

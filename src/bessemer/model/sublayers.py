@@ -204,8 +204,7 @@ def mixture_facts(options: ModelOptions) -> Sublayer:
     """Describe a mixture of experts: its router, routed experts and shared experts."""
     width, experts, each, active = options.width, options.experts, options.expert_width, options.experts_per_token
     # The experts of a token together save and compute what an MLP with as many hidden units does.
-    routed = feed_forward_facts(options, "mlp.experts", active * each)
-    parts = [routed]
+    parts = [feed_forward_facts(options, "mlp.experts", active * each)]
     if options.shared_experts:
         parts.append(feed_forward_facts(options, "mlp.shared", options.shared_experts * each))
     copied = 2 * active * width  # the tokens in the order of experts, and the results of the experts

@@ -97,7 +97,8 @@ class Transformer(nn.Module):
             if config.tie_embeddings:
                 self.head.tie(self.embedding)
         layers, causal, cap = range(config.layers), config.causal, config.attention_soft_cap
-        self.specs = [AttentionSpec(causal, config.window_of(n), cap, config.query_scale) for n in layers]
+        scale = float(config.query_scalar**-0.5) if config.query_scalar else None  # None: 1 / sqrt(head_dim)
+        self.specs = [AttentionSpec(causal, config.window_of(n), cap, scale) for n in layers]
         self.ropes = [config.rope_of(layer) for layer in layers]
 
     def forward(

@@ -28,9 +28,7 @@ def make_plan(
     recipe: ResolvedRecipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
     devices: int = 1, validation_share: float = 0.0, recomputed_total: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan a resolved recipe on this machine's devices, as a dict for plan.json.
-
-    It has the model's size, and the FLOPs, steps, tokens, memory, speed, time, price and layout of the run.
+    """Plan the size, time, memory and price of a resolved recipe on this machine's devices, as a dict for plan.json.
 
     Args:
         device: Name of the device.
@@ -58,6 +56,8 @@ def make_plan(
     return {
         "device": device,
         "parameters": config.parameters,
+        "active_parameters": config.active_parameters,
+        "model_size": config.size,
         "parameters_by_part": parameters_by_part(config),
         "flops_per_token": per_token,
         "total_flops": per_token * tokens,

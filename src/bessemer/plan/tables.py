@@ -88,18 +88,13 @@ def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str
     memory = plan["memory_bytes_per_device"]
     validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
     by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
-    model = recipe.model
-    hidden = [f"hidden {model.mlp_width}"] if model.mlp_width else []
-    if model.expert_width:
-        hidden.append(f"{model.experts_per_token} experts of {model.expert_width} a token")
+    each = "an active parameter" if plan["active_parameters"] < plan["parameters"] else "a parameter"
     too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
     rows = {
         "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
-        "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
-        "model": f"{model.layers} layers, width {model.width}, {model.heads} heads ({model.kv_heads} key/value), "
-        + ", ".join(hidden),
+        "model": model_line(ModelConfig.from_dict(plan["model_config"])),
         "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens)} tokens = "
-        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
+        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} {each}",
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
         "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
@@ -161,20 +156,14 @@ def model_line(config: ModelConfig) -> str:
     hidden = f"hidden {config.mlp_width:,}"
     heads = f"{config.kv_heads} key/value"
     if config.experts:
-        hidden = f"{config.experts} experts of {config.expert_width:,} ({config.experts_per_token} a token)"
+        hidden = f"experts of {config.expert_width:,}"
     if (latent := latent_of(config)) is not None:
         heads = f"latents of {latent.kv_rank}"
     return (
-        f"{_size(config, ' parameters')} ({amount(config.parameters - config.embedding_parameters)} without embeddings), "
-        f"{'a mixture of experts' if config.experts else 'dense'}: {counted(config.layers, 'layer')}, width "
-        f"{config.width:,}, {counted(config.heads, 'head')} ({heads}), {hidden}, vocabulary {config.vocabulary:,}"
+        f"{config.size}, {amount(config.parameters - config.embedding_parameters)} without embeddings: "
+        f"{counted(config.layers, 'layer')}, width {config.width:,}, {counted(config.heads, 'head')} ({heads}), {hidden}, "
+        f"vocabulary {config.vocabulary:,}"
     )
-
-
-def _size(config: ModelConfig, noun: str = "") -> str:
-    """Format the number of parameters followed by `noun`, and for a mixture of experts the number of active ones."""
-    active = f", {amount(config.active_parameters)} active" if config.experts else ""
-    return f"{amount(config.parameters)}{noun}{active}"
 
 
 def short(number: float, digits: int = 2) -> str:
@@ -263,7 +252,7 @@ def models_table() -> str:
         name: ", ".join(alias for alias, known in shapes.ALIASES.items() if known == name) for name in shapes.shapes()
     }
     rows = [
-        (name, _size(shape.config), f"{shape.config.sequence_length:,}", also[name])
+        (name, shape.config.size, f"{shape.config.sequence_length:,}", also[name])
         for name, shape in shapes.shapes().items()
     ]
-    return "\n".join(text_table(("model", "parameters", "sequence", "also"), rows, "lrrl"))
+    return "\n".join(text_table(("model", "size", "sequence", "also"), rows, "llrl"))

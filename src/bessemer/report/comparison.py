@@ -18,7 +18,7 @@ from bessemer.recipe.load import leaves
 from bessemer.report import curves, parts, summary
 from bessemer.report.curves import POINTS, metric_figure, thin_figure
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0, read
-from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric, baselines
+from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric, auxiliary_loss, baselines
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
@@ -142,7 +142,7 @@ def results(runs: Runs) -> Table:
 
     row("Steps", [float(data.train.step[-1]) if len(data.train) else None for data in datas], "{:,.0f}".format)
     row("Tokens", [data.train.last("tokens") for data in datas], amount)
-    row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
+    row("Model", [data.model_size or None for data in datas], str)
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     units = dict.fromkeys(data.loss_unit for data in datas)
     for unit in units:  # losses of different objectives are not comparable
@@ -214,7 +214,8 @@ def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
             shown = unit if metric.key == "loss" else metric.unit
             named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=shown)
             figures.append(metric_figure(named, _of_unit(runs, unit)))
-    figures += [metric_figure(metric, runs) for metric in (*METRICS, *_task_metrics(runs.values()))]
+    metrics = (*METRICS, auxiliary_loss(runs.values()), *_task_metrics(runs.values()))
+    figures += [metric_figure(metric, runs) for metric in metrics]
     return [thin_figure(figure, points) for figure in figures if figure is not None]
 
 

@@ -27,7 +27,7 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
         *(_tasks(data, score) for score in task_scores(data)),
-        *(metric_figure(metric, {metric.name: data}) for metric in METRICS),
+        *(metric_figure(metric, {metric.name: data}) for metric in (*METRICS, metrics.auxiliary_loss([data]))),
         _largest_loads(data), _last_loads(data), _unbalanced_experts(data),
         *(_layers(data, key) for key in dict.fromkeys((*LAYER_METRICS, *data.inside.groups))),
     ]  # fmt: skip
@@ -212,16 +212,8 @@ def _largest_loads(data: RunData) -> Figure | None:
     largest_LS = np.stack([values_LS[:, columns].max(axis=1) for columns in bins], axis=1)
     steps = np.array([data.train.step[columns[-1]] for columns in bins])
     shown = parts.heat_map(steps, list(by_block), largest_LS, "step %{x:,.0f}", low=1.0)
-    note = "In multiples of the mean."
-    return step_figure(
-        "experts-largest",
-        "Largest load of an expert",
-        "block",
-        [shown],
-        parts.whole(by_block),
-        note,
-        hovermode="closest",
-    )
+    title, axis, note = "Largest load of an expert", parts.whole(by_block), "In multiples of the mean."
+    return step_figure("experts-largest", title, "block", [shown], axis, note, hovermode="closest")
 
 
 def _last_loads(data: RunData) -> Figure | None:

@@ -19,7 +19,7 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from bessemer.common.console import counted
+from bessemer.common.console import amount, counted
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.recipe import Recipe
@@ -174,6 +174,12 @@ class RunData:
         """Name of the user's objective class; empty for a built-in objective."""
         name = as_text(self.recipe, "train", "objective").rpartition(":")[2]
         return "" if name in ("causal", "masked", "classify") else name
+
+    @property
+    def model_size(self) -> str:
+        """Number of parameters in words, as `ModelConfig.size` has it; "" if it is unknown."""
+        parameters = as_number(self.plan, "parameters") or as_number(self.export, "parameters")
+        return as_text(self.plan, "model_size") or (f"{amount(parameters)} parameters" if parameters else "")
 
     @property
     def planned_steps(self) -> float | None:

@@ -6,13 +6,13 @@ LAYER_METRICS only lists those with a better title than their key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import Column, RunData, as_number, number_or_0
+from bessemer.report.data import Column, RunData, as_number, as_object, number_or_0
 
 FROM_ZERO = {"rangemode": "tozero"}
 PERCENT = {**FROM_ZERO, "ticksuffix": "%"}
@@ -79,7 +79,6 @@ SCORES = (
 )  # fmt: skip
 METRICS = (
     Metric("objective", "Loss of the objective", "its own, of a target", "objective_loss", ".3f"),
-    Metric("balance", "Balance loss of the experts", "nats per token", "auxiliary_loss", ".4f", "balance loss", FROM_ZERO),
     Metric("rate", "Learning rate", "learning rate", "learning_rate", ".3e", "learning rate", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", ".3f", "gradient norm", FROM_ZERO,
            level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),
@@ -108,3 +107,12 @@ def baselines(data: RunData) -> dict[str, float]:
         if (bits := as_number(data.evaluation, key, "bits_per_byte")) is not None:
             levels[name.format(number_or_0(data.evaluation, key, "order"))] = bits
     return levels
+
+
+def auxiliary_loss(runs: Iterable[RunData]) -> Metric:
+    """Return the metric of the auxiliary loss of a mixture of experts, named for the losses that it holds in these runs."""
+    models = [as_object(data.plan, "model_config") for data in runs]
+    is_on = {"balance loss": any(model.get("balance") in ("loss", "both") for model in models)}
+    is_on["z-loss"] = any(number_or_0(model, "router_z_loss") > 0 for model in models)
+    name = " and ".join(filter(is_on.get, is_on)) or "auxiliary loss"
+    return Metric("balance", f"Router {name}", "nats per token", "auxiliary_loss", name=name, axis=FROM_ZERO)

@@ -21,7 +21,7 @@ def render(plan: PlanResult, *, name: str) -> str:
     job, bill = plan.job, plan.bill
     money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
     headline = (
-        f"{amount(job.model.parameters)} parameters on {amount(plan.goal.tokens)} tokens are expected to take "
+        f"{job.model.size} on {amount(plan.goal.tokens)} tokens are expected to take "
         f"{duration(plan.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
     notes = [] if plan.fits else [f"This layout does not fit: {'; '.join(plan.excess)}."]
@@ -41,8 +41,7 @@ def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
     origin = f"step time: {plan['step_seconds_from']}"
     headline = (
-        f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take {duration(plan['seconds'])} on "
-        f"{plan['device']}."
+        f"{plan['model_size']} on {amount(plan['tokens'])} tokens take {duration(plan['seconds'])} on {plan['device']}."
     )
     notes = [] if plan.get("fits") else ["This device has less free memory than a step takes."]
     return compose(name, {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}, headline, origin, notes, rows=rows)

@@ -16,10 +16,10 @@ UNLEARNED = 0.97  # share of the loss of a uniform guess; above it, not even tok
 
 
 def headline(data: RunData) -> str:
-    parameters = as_number(data.plan, "parameters") or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     kind += f" with the objective {data.own_objective}" if data.own_objective else ""
-    subject = f"This {amount(parameters)}-parameter {kind}" if parameters else f"This {kind}"
+    size = f" of {data.model_size}" + "," * ("active" in data.model_size) if data.model_size else ""
+    subject = f"This {kind}{size}"
     if not len(data.train):
         read = as_number(data.plan, "tokens")
         return f"{subject} is planned to read {amount(read)} tokens." if read else "Nothing has been trained yet."
@@ -117,8 +117,12 @@ def tiles(data: RunData) -> list[Tile]:
 
     A run in training shows its loss and memory, a finished one its export.
     """
-    total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
+    total = as_number(data.plan, "active_parameters") or as_number(data.plan, "parameters")
+    parameters, _, active = data.model_size.partition(" parameters")
+    inner = as_number(data.plan, "parameters_by_part", "non_embedding")
+    without = f"{amount(inner)} without embeddings" if inner else ""
     tokens, seconds = data.train.last("tokens"), training_seconds(data)
+    each = f"{tokens / total:.2g} per {'active ' * bool(active)}parameter" if tokens and total else ""
     to_train_on = sum(number_or_0(source, "train", "tokens") for source in as_object(data.manifest, "sources").values())
     loss, memory = None if finished(data) else data.train.last("loss"), data.peak_memory
     rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
@@ -126,8 +130,8 @@ def tiles(data: RunData) -> list[Tile]:
     rows = [
         _score_tile(data),
         loss is not None and ("Training loss", f"{loss:.3f}", data.loss_unit),
-        total and ("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""),
-        tokens and ("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else ""),
+        parameters and ("Parameters", parameters, active[2:] or without),
+        tokens and ("Training tokens", amount(tokens), each),
         not tokens and to_train_on and ("Tokens to train on", amount(to_train_on), ""),
         seconds and ("Time in training steps", duration(seconds), f"{data.train.step[-1]:,.0f} steps"),
         rate and ("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""),

@@ -150,9 +150,8 @@ class Trainer:
         if recomputed is None:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
-        if not mesh.is_single:
-            require_trainable(recipe.train, recipe.parallel, config, device.torch_device.type)
-            weights = weights or weights_of(model)
+        require_trainable(recipe.train, recipe.parallel, config, device.torch_device.type)
+        weights = weights or weights_of(model)
         self.model, self.engine = parallelize(recipe.train, model, mesh, self.task, device, recomputed, weights)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer, device.precision.update_dtype)
         self.dropout_key = key_of("dropout", recipe.run.seed)

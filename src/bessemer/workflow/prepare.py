@@ -56,7 +56,7 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
             warn(f"train.global_batch_tokens: the training has only {counted(plan['steps'], 'step')}; set fewer")
         memory, measured = plan["memory_bytes"]["total"], plan["step_seconds_from"]
         return (
-            f"{amount(plan['parameters'])} parameters, {counted(plan['steps'], 'step')} over {amount(plan['tokens'])} tokens: "
+            f"{plan['model_size']}, {counted(plan['steps'], 'step')} over {amount(plan['tokens'])} tokens: "
             f"about {duration(plan['seconds'])} and {size(memory)} ({measured})"
         )
 
