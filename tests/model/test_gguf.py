@@ -49,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"kv_heads": 4},
     "qwen3_moe": {"experts": 5, "experts_per_token": 2, "expert_width": 96, "head_dim": 32},
     "olmoe": {"experts": 4, "experts_per_token": 3, "expert_width": 64, "kv_heads": 4},
+    "dots1": {"experts": 8, "expert_width": 96, "head_dim": 32, "dense_layers": 1, "router_scale": 2.5},
 }
 
 
@@ -99,7 +100,7 @@ def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
     assert tensors["blk.0.attn_q_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "dots1"])
 def test_the_experts_of_a_layer_are_one_tensor(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     config, path = model.config, written(model, trained(), tmp_path)
@@ -113,6 +114,10 @@ def test_the_experts_of_a_layer_are_one_tensor(name: str, tmp_path: Path) -> Non
     assert np.array_equal(tensors["blk.1.ffn_up_exps.weight"], experts.gate_up[:, 1].detach().numpy())
     assert np.array_equal(tensors["blk.1.ffn_down_exps.weight"], experts.down.detach().numpy())
     assert np.array_equal(tensors["blk.1.ffn_gate_inp.weight"], model.blocks[1].mlp.router.weight.detach().numpy())
+    if name == "dots1":
+        wanted = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_gating_func": 2}
+        assert (wanted | {"expert_weights_norm": True, "expert_weights_scale": 2.5}).items() <= fields.items()
+        assert np.array_equal(tensors["blk.1.exp_probs_b.bias"], model.blocks[1].mlp.router.bias.detach().numpy())
     if name == "qwen3_moe":  # transformers reads no other family with experts, and not the width of an expert
         transformers = pytest.importorskip("transformers")
         settings = transformers.AutoConfig.for_model(**to_hugging_face(config, 0))

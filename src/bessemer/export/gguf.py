@@ -38,12 +38,14 @@ from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pa
 # llama.cpp's architecture for each family that both compute in the same way
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
-    "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
+    "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "dots1": "dots1",
 }  # fmt: skip
 PERMUTED = ("llama",)  # architectures whose rotary embedding pairs neighbours (2i, 2i + 1), not halves (i, i + K/2)
 # Options that a file stores, or whose effect is checked separately
 WRITTEN = {"kv_heads", "head_dim", "window", "window_rope_theta", "window_rope_scaling", "experts", "balance"}
-UNTIED = ("olmo2",)  # architectures that need a separate output matrix
+# More options that a file of an architecture stores
+WRITTEN_BY = {"dots1": {"shared_experts", "dense_layers", "router_normalised", "router_scale"}}
+UNTIED = ("olmo2", "dots1")  # architectures that need a separate output matrix
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype
 Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written in F16
@@ -111,8 +113,9 @@ def architecture_of(config: ModelConfig) -> str:
     if family.name not in ARCHITECTURES:
         raise problem(f"the family {family.name} has no known architecture in llama.cpp")
     architecture, scaling = ARCHITECTURES[family.name], config.rope_scaling
+    written = FREE_OPTIONS.union(WRITTEN, WRITTEN_BY.get(architecture, ()))
     for option, standard in family_standard(family, config).items():
-        if option not in FREE_OPTIONS | WRITTEN and getattr(config, option) != standard:
+        if option not in written and getattr(config, option) != standard:
             raise problem(f"llama.cpp's {architecture} is not supported with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
         raise problem(f"llama.cpp's {architecture} does not support this model's sliding windows")
@@ -143,8 +146,7 @@ class GgufTensor:
         """Values encoded in the tensor's file type."""
         import gguf
 
-        stored: Array = gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])
-        return stored
+        return gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])  # type: ignore[no-any-return]
 
 
 def write_gguf(
@@ -211,6 +213,12 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
     if config.experts:
         keys |= {"expert_count": config.experts, "expert_used_count": config.experts_per_token,
                  "expert_feed_forward_length": config.expert_width}  # fmt: skip
+    if architecture == "dots1":
+        keys |= {
+            "leading_dense_block_count": config.dense_layers, "feed_forward_length": config.mlp_width,
+            "expert_shared_count": config.shared_experts, "expert_weights_scale": config.router_scale,
+            "expert_weights_norm": config.router_normalised, "expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID,
+        }  # fmt: skip
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         keys |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": config.rope_scaling.factor}
     return keys
@@ -255,6 +263,7 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
 
     each_expert = re.compile(r"(?<=\.experts)\.\d+")
     for joint, group in groupby(hub_tensors(model, value), lambda tensor: each_expert.sub("", tensor.name)):
+        joint = joint.replace("correction_bias", "correction.bias")  # llama.cpp has a module e_score_correction
         name, tensors = names.get_name(joint, try_suffixes=(".weight", ".bias")), list(group)
         if name is None:
             raise BessemerError(f"export --to gguf: llama.cpp's {architecture} has no tensor {joint}")
@@ -321,9 +330,8 @@ def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
     tokens |= {number: token["content"] for number, token in added.items()}
     ids = range(max(rows, max(tokens) + 1))
     names = [tokens.get(number, f"[PAD{number}]") for number in ids]
-    kinds = [NORMAL if number in tokens else UNUSED for number in ids]
-    for number, token in added.items():
-        kinds[number] = CONTROL if token["special"] else USER_DEFINED
+    marked = {number: CONTROL if token["special"] else USER_DEFINED for number, token in added.items()}
+    kinds = [marked.get(number, NORMAL if number in tokens else UNUSED) for number in ids]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return GgufVocabulary(names, kinds, merges, pre)
 
@@ -374,14 +382,11 @@ def modelfile(
         system: Default system message.
     """
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]
-    for theirs, name in PARAMETERS.items():
-        if generation.get(theirs) is not None:
-            lines.append(f"PARAMETER {name} {generation[theirs]}")
+    values = {name: generation.get(theirs) for theirs, name in PARAMETERS.items()}
+    lines += [f"PARAMETER {name} {value}" for name, value in values.items() if value is not None]
     template = PLAIN if chat_template is None else CHATML if "<|im_start|>" in chat_template else None
-    if template is not None:
-        lines.append(f'TEMPLATE """{template}"""')
-    if system is not None:
-        lines.append(f'SYSTEM """{system}"""')
+    texts = {"TEMPLATE": template, "SYSTEM": system}
+    lines += [f'{key} """{text}"""' for key, text in texts.items() if text is not None]
     if template == CHATML:
         stops = [*stops, "<|im_end|>"]
     lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in dict.fromkeys(stops)]
