@@ -182,18 +182,8 @@ def loaded(path: Path) -> Any:
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed, which runs GGUF files")
     # Keys and values are kept in float32, so that the only difference is the rounding of weights. One token at a time: the matrix
     # units of some machines fail on products of such a small model.
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=64,
-        n_batch=1,
-        n_ubatch=1,
-        logits_all=True,
-        verbose=False,
-        n_threads=1,
-        type_k=0,
-        type_v=0,
-        flash_attn=False,
-    )
+    counts = {"n_ctx": 64, "n_batch": 1, "n_ubatch": 1, "n_threads": 1, "type_k": 0, "type_v": 0}
+    return llama_cpp.Llama(str(path), **counts, logits_all=True, verbose=False, flash_attn=False)
 
 
 @pytest.mark.parametrize("split", [GPT4, pattern_of("gpt4", "single"), GPT2], ids=["llama-bpe", "qwen2", "gpt-2"])

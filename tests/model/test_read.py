@@ -17,7 +17,9 @@ from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import model_config, read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.families import FAMILIES, FIXED, HARMLESS
 from bessemer.model.huggingface.weights import read_model, write_weights
-from bessemer.recipe import parse
+from bessemer.model.recipe_defaults import dimensions
+from bessemer.recipe import Model, parse
+from bessemer.recipe.model import idle_keys
 from bessemer.run.files import write_json
 from tests.model.samples import config, stirred
 
@@ -152,6 +154,9 @@ def test_a_recipe_can_express_every_configuration(family: str, example: str, tmp
     objective = [] if wanted.causal else ["train.objective=masked"]
     again = model_config(parse(text, "a test", objective), wanted.vocabulary, wanted.labels)
     assert again.with_changes(pooling=wanted.pooling) == read
+    for key in idle_keys(vars(read)).keys() & {"experts_per_token", "mlp_width", "balance_loss", "balance_rate"}:
+        with pytest.raises(InputError, match=rf"model\.{key}: "):
+            dimensions(Model.model_validate({"from": f"hf:{tmp_path}", key: 1}))
 
 
 pytest.importorskip("transformers")
