@@ -157,6 +157,9 @@ def test_a_recipe_can_express_every_configuration(family: str, example: str, tmp
     for key in idle_keys(vars(read)).keys() & {"experts_per_token", "mlp_width", "balance_loss", "balance_rate"}:
         with pytest.raises(InputError, match=rf"model\.{key}: "):
             dimensions(Model.model_validate({"from": f"hf:{tmp_path}", key: 1}))
+    if read.experts:
+        resolved = dimensions(Model.model_validate({"from": f"hf:{tmp_path}", "balance": "none"}))
+        assert resolved.balance_loss is None and dimensions(resolved) == resolved
 
 
 pytest.importorskip("transformers")

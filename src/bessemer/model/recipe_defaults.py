@@ -200,13 +200,14 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     family_named(model.family)  # loads the class, which may be the one that reads the folder
     imported, requested = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     imported["vocabulary"] = max(imported["vocabulary"], ids)
-    for key, value in imported.items():
-        if key in BALANCE and key in model.model_fields_set:
+    for key in [key for key in imported if key in model.model_fields_set and key in requested]:
+        if key in BALANCE:
             imported[key] = requested[key]
-        elif key in model.model_fields_set and key in requested and requested[key] != value:
-            raise InputError(f"model.{key}: {requested[key]} differs from {value} in {folder}; remove the key")
+        elif requested[key] != imported[key]:
+            raise InputError(f"model.{key}: {requested[key]} differs from {imported[key]} in {folder}; remove the key")
     model.require_fitting(requested | imported)
-    read = Model.model_validate({key: value for key, value in imported.items() if value is not None})
+    unused = idle_keys(requested | imported)  # of an imported option that the recipe changes
+    read = Model.model_validate({key: x for key, x in imported.items() if x is not None and key not in unused})
     return as_resolved(model.changed(**{key: getattr(read, key) for key in imported}), ResolvedModel)
 
 
