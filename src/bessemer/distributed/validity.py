@@ -7,6 +7,7 @@ Every check raises an InputError that names values that work. The limits of the 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
@@ -148,7 +149,8 @@ def require_experts(config: ModelConfig, layout: Parallel, *, shards_evenly: boo
     )
 
 
-def expert_sizes(config: ModelConfig, ranks: int, *, shards_evenly: bool = True) -> list[int]:
+@lru_cache(maxsize=1024)
+def expert_sizes(config: ModelConfig, ranks: int, *, shards_evenly: bool = True) -> tuple[int, ...]:
     """Return the sizes of parallel.expert that divide the experts of a model and the ranks of a pipeline stage.
 
     With `shards_evenly`, ranks with the same experts shard their weights along another dimension, which they must divide.
@@ -160,7 +162,7 @@ def expert_sizes(config: ModelConfig, ranks: int, *, shards_evenly: bool = True)
     def is_even(shards: int) -> bool:
         return not shards_evenly or all(any(number % shards == 0 for number in shape) for shape in shapes)
 
-    return [size for size in range(1, both + 1) if size == 1 or (both % size == 0 and is_even(ranks // size))]
+    return tuple(size for size in range(1, both + 1) if size == 1 or (both % size == 0 and is_even(ranks // size)))
 
 
 def require_length(num_ranks: int, length: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.sublayers import Parameter, Sublayer
+from bessemer.plan.estimate.frameworks import hash_once
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class PlannedConfig(ModelConfig):
 
     latent: LatentAttention | None = None
     node_limit: int = 0
+
+    __hash__ = hash_once
 
     @property
     def attention_width(self) -> float:

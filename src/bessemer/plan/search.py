@@ -207,7 +207,7 @@ def _try_split(
         if (why := refuse(replace(job, layout=replace(split, micro_batch=micro_batch)))) is not None:
             impossible[why] += 1
             continue
-        missed: RejectedLayout | None = None
+        missed: tuple[int, Job, DeviceMemory] | None = None
         fits_once, tried = False, zeros
         if split.pipeline > 1 and split.micro_batches(job.batch, micro_batch) > split.pipeline and "zero" not in fixed:
             # ZeRO 2 and 3 would reduce or gather again for every micro-batch of every stage.
@@ -224,11 +224,12 @@ def _try_split(
                     ranked.append(fitting)
                     if fitting.leaves(headroom):
                         break
-                if missing > 0 and (missed is None or missing < missed.missing):
-                    missed = RejectedLayout(layout, missing, excess(one, held))
+                if missing > 0 and (missed is None or missing < missed[0]):
+                    missed = missing, one, held
             if fitting is not None:
                 missed, fits_once = None, True
         if missed is not None:
-            rejected.append(missed)
+            missing, one, held = missed
+            rejected.append(RejectedLayout(one.layout, missing, excess(one, held)))
         if not fits_once and tried == zeros:
             break  # a larger micro-batch needs more memory

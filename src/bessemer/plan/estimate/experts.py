@@ -37,6 +37,7 @@ def unrouted_parameters(model: ModelConfig) -> int:
     return model.per_block(lambda parameter: parameter.is_matrix and not parameter.is_routed)
 
 
+@lru_cache(maxsize=4096)
 def by_kind(model: ModelConfig, blocks: int, is_first: bool) -> tuple[tuple[ModelConfig, int], ...]:
     """Return the blocks of a pipeline rank as (model, count) by kind of layer; the first rank has the dense layers."""
     dense, mixed = kinds(model)
@@ -187,6 +188,7 @@ def are_apart(layout: Layout, framework: Framework) -> bool:
     return layout.expert > 1 or not framework.fully_sharded
 
 
+@lru_cache(maxsize=4096)
 def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
     """Return the parameters of routed experts on a device of a pipeline rank with this many blocks.
 

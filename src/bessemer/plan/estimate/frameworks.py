@@ -6,7 +6,7 @@ The values of each program are in frameworks.toml.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
@@ -17,6 +17,13 @@ from bessemer.distributed.stages import PipelineRank, blocks_per_stage, num_stag
 from bessemer.distributed.step_flops import Selective
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
+
+
+def hash_once(self: Any) -> int:
+    """Return the hash of a frozen dataclass with many fields, computed once, since the caches of a plan look it up often."""
+    if "_hash" not in self.__dict__:
+        self.__dict__["_hash"] = hash(tuple(getattr(self, field.name) for field in fields(self) if field.compare))
+    return int(self.__dict__["_hash"])
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Framework:
     pipes: Literal["plain", "deepspeed", "torch"] = "plain"
     base_bytes: float = 1.5e9
     slack: float = 0.05
+
+    __hash__ = hash_once
 
     @property
     def stages_without_blocks(self) -> int:

@@ -6,7 +6,7 @@ times in seconds and prices in dollars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log
 from typing import Any, Literal, cast
@@ -105,15 +105,18 @@ class Layout(AxisSizes):
         return stages_per_rank(self.schedule, self.pipeline, self.virtual if self.virtual > 1 else None)
 
 
-@lru_cache(maxsize=16384)
 def parallel(layout: Layout) -> Parallel:
     """Convert a layout to a recipe's [parallel] section, with `shard` as `replicate` if ZeRO divides nothing."""
-    zero = cast(Literal[1, 2, 3], layout.zero or 1)
     copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
-    return Parallel.model_construct(
-        **{axis: getattr(layout, axis) for axis in AXES} | {"replicate": copies, "shard": shard},
-        zero=zero, schedule=layout.schedule, virtual=layout.stages_per_rank,
-    )  # fmt: skip
+    rest = layout.tensor, layout.pipeline, layout.context, layout.expert
+    zero = cast(Literal[1, 2, 3], layout.zero or 1)
+    return _parallel((copies, shard, *rest), zero, layout.schedule, layout.stages_per_rank)
+
+
+@lru_cache(maxsize=65_536)
+def _parallel(sizes: tuple[int, ...], zero: Literal[1, 2, 3], schedule: PipelineSchedule, virtual: int) -> Parallel:
+    axes = dict(zip(AXES, sizes, strict=True))
+    return Parallel.model_construct(**axes, zero=zero, schedule=schedule, virtual=virtual)
 
 
 def domain_size(device: DeviceSpec, devices: int) -> int:
@@ -197,7 +200,7 @@ class Job:
     batch: int
     precision: Precision
     framework: Framework
-    train: Train = TRAIN
+    train: Train = field(default=TRAIN, hash=False)  # almost always TRAIN
     offload: bool = False
 
     @property

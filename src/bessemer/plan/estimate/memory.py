@@ -19,7 +19,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.experts import by_kind, kinds
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute, parallel
-from bessemer.plan.estimate.memory_parts import Split, block_activation_bytes, state
+from bessemer.plan.estimate.memory_parts import Split, block_activation_bytes, state, state_job
 from bessemer.recipe import ResolvedTrain, Train
 from bessemer.recipe.parallel import SCHEDULES
 
@@ -81,12 +81,13 @@ def memory(job: Job) -> DeviceMemory:
     is_full = job.micro_batches >= 2 * layout.pipeline - 1
     if is_full or not SCHEDULES[layout.schedule].is_v_shaped:
         ranks = _undominated(job.model, ranks)
-    return max((_of(job, rank) for rank in ranks), key=lambda peak: peak.total)
+    still = state_job(job)
+    return max((_of(job, rank, still) for rank in ranks), key=lambda peak: peak.total)
 
 
 def stages(job: Job) -> list[DeviceMemory]:
     """Return the peak memory of each pipeline rank, all its stages together."""
-    return [_of(job, rank) for rank in ranks_by_cut(job.model, parallel(job.layout), job.framework.cut)]
+    return [_of(job, rank, state_job(job)) for rank in ranks_by_cut(job.model, parallel(job.layout), job.framework.cut)]
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +108,8 @@ def _undominated(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> tuple[P
     )  # fmt: skip
 
 
-def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
+def _of(job: Job, rank: PipelineRank, still: Job) -> DeviceMemory:
+    """Return the memory of a pipeline rank; `still` is the job that determines its model state (`state_job`)."""
     if job.framework.name == "bessemer":
         return _bessemer_memory(job, rank)
     model, layout, framework = job.model, job.layout, job.framework
@@ -132,7 +134,7 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, rank, tokens)
     kinds["backward"] = max(working - logits, 0.0)  # blocks reuse the memory of the logits
-    parts = state(job, rank)
+    parts = state(still, rank)
     buffers = parts.buffers + outputs
     if layout.pipeline > 1:  # receive buffers in both directions, and sent activations
         sent = 0.0 if framework.pipes == "plain" or rank.has_head else flight

@@ -182,6 +182,12 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
     return framework.weight_bytes / three, *states
 
 
+def state_job(job: Job) -> Job:
+    """Return the job without what has no effect on model state: only buffers like FSDP's depend on the micro-batches."""
+    return job if job.framework.fully_sharded else job.with_layout(micro_batch=1, recompute="none")
+
+
+@lru_cache(maxsize=65_536)
 def state(job: Job, rank: PipelineRank) -> StateBytes:
     """Return the bytes of model state on a pipeline rank at the peak of a step."""
     framework, layout = job.framework, job.layout
@@ -204,8 +210,8 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
         buffers += framework.step_bytes * everything / (n if layout.zero else 1)
         if layout.zero == 3 and n > 1:
             buffers += framework.weight_bytes * (2 * own.block + own.root)
-        if framework.scratch_gradients and width < FP32:
-            buffers += 2.0 * scratch(job.model, rank, layout.tensor)
+        if framework.scratch_gradients and width < FP32 and rank.blocks:
+            buffers += 2.0 * scratch(job.model, layout.tensor)
     # Ranks with copies of the same experts shard their state among themselves. FSDP shards all state or none.
     zero = 3 if framework.fully_sharded and layout.zero else layout.zero
     rest, theirs = each(framework, zero, n), each(framework, zero, layout.expert_shards)
@@ -219,14 +225,15 @@ def _wide(framework: Framework) -> Framework:
     return replace(framework, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
-def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
+@lru_cache(maxsize=256)
+def scratch(config: ModelConfig, tensor: int) -> float:
     """Return the number of elements in one matrix of each shape of a block.
 
     Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since 2.3). Autograd receives it when
     the real gradient is added to the fp32 buffer.
     """
     matrices = [part for facts in config.sublayers for part in facts.parameters if part.is_matrix]
-    return sum(part.size / (config.experts if part.is_routed else tensor) for part in matrices) * (rank.blocks > 0)
+    return sum(part.size / (config.experts if part.is_routed else tensor) for part in matrices)
 
 
 def _fsdp_buffers(job: Job, own: PartParameters, parameters: float, narrow: int) -> float:

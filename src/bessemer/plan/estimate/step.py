@@ -193,6 +193,7 @@ def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
     return max(rank.blocks * each + model.tables(rank.has_embedding, rank.has_head) * table for rank in ranks)
 
 
+@lru_cache(maxsize=16)  # the exchange and the optimizer ask for it
 def held_parameters(job: Job) -> tuple[float, float]:
     """Return the parameters, and those of routed experts with separate shards, on the device that holds most of each.
 
