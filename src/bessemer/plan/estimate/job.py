@@ -115,7 +115,7 @@ def parallel(layout: Layout) -> Parallel:
 
 @lru_cache(maxsize=65_536)
 def _parallel(sizes: tuple[int, ...], zero: Literal[1, 2, 3], schedule: PipelineSchedule, virtual: int) -> Parallel:
-    axes = dict(zip(AXES, sizes, strict=True))
+    axes: dict[str, Any] = dict(zip(AXES, sizes, strict=True))
     return Parallel.model_construct(**axes, zero=zero, schedule=schedule, virtual=virtual)
 
 
