@@ -22,8 +22,9 @@ from bessemer.recipe import Parallel
 def hash_once(self: Any) -> int:
     """Return the hash of a frozen dataclass with many fields, computed once, since the caches of a plan look it up often."""
     if "_hash" not in self.__dict__:
-        self.__dict__["_hash"] = hash(tuple(getattr(self, field.name) for field in fields(self) if field.compare))
-    return int(self.__dict__["_hash"])
+        values = tuple(getattr(self, field.name) for field in fields(self) if field.compare)
+        object.__setattr__(self, "_hash", hash(values))
+    return int(self._hash)
 
 
 @dataclass(frozen=True)
