@@ -17,7 +17,7 @@ A, B = [1.452, 1.448, 1.455, 1.449, 1.453], [1.431, 1.434, 1.440, 1.425, 1.436]
 
 
 def side(name: str, scores: list[float], **budget: Any) -> dict[str, Any]:
-    numbers = {"seconds": 60.0, "minutes": None, "steps": 100, "tokens": 10_000, "parameters": 1000}
+    numbers = {"seconds": 60.0, "minutes": None, "steps": 100, "tokens": 10_000, "parameters": 1000, "model_size": "1k"}
     return {"name": name, "recipe": f"{name}.toml", "scores": scores, **numbers, **budget}
 
 
