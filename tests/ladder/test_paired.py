@@ -55,6 +55,7 @@ def test_the_ledger_corrects_for_looks_and_comparisons_of_a_baseline(tmp_path: P
     assert looks == [0, 1, 2, 2]
     assert judge(tmp_path, side("a", A), side("c", B))["look"] == 3, "another rival of the baseline"
     assert judge(tmp_path, side("b", B), side("a", A))["look"] == 3, "b took part in two"
+    assert judge(tmp_path, side("new-a", A), side("b", B))["look"] == 3, "the sides swapped, and another name"
     assert judge(tmp_path, side("d", A), side("e", B))["look"] == 1, "another baseline"
     ledger = tmp_path / "comparisons.jsonl"
     rows = [json.loads(line) for line in ledger.read_text().splitlines()]

@@ -68,6 +68,7 @@ def test_pairs_are_exact_and_a_stopped_comparison_resumes(
 
     done = {path: path.stat().st_mtime_ns for path in place.glob("*/metrics.jsonl")}
     more = compare(recipes, 3, capsys)
+    assert compare(recipes, 1, capsys)["differences"] == more["differences"], "finished pairs count"
     assert more["differences"][:2] == whole["differences"] and more["look"] == 2
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
@@ -76,7 +77,7 @@ def test_pairs_are_exact_and_a_stopped_comparison_resumes(
     ("change", "seeds"),
     [
         (("width = 32", "width = 64"), 0),
-        (("every = 8", "every = 4"), 2),
+        (('name = "small"', 'name = "other"'), 2),
         (("held_out = 0.1", "held_out = 0.2"), 2),
     ],
     ids=["no seeds", "equal recipes", "other held-out text"],

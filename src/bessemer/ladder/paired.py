@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,31 @@ def identity(recipe: Recipe) -> str:
     return f"{recipe.run.name}-{digest(runs.settings(recipe), corpus)[:8]}"
 
 
+def digest_of(name: str) -> str:
+    """Return the digest in an `identity`, which is equal for recipes that differ only in their names."""
+    return name.rpartition("-")[2]
+
+
 def trial(recipe: Recipe, folder: Path, name: str, seed: int) -> Recipe:
-    """Return the recipe of one training: run NAME-SEED in `folder`. Only seed 1 scores the recipe's n-gram baseline."""
+    """Return the recipe of one training: run NAME-SEED in `folder`. Only seed 1 scores the recipe's n-gram baseline.
+
+    With `train.minutes`, each training measures its own steps. Else one measurement would favour the same recipe at all seeds.
+    """
     return recipe.changed(
         run={"name": f"{name}-{seed}", "dir": str(folder), "seed": seed}, checkpoint={"mirror": None},
+        train={"steps": recipe.train.steps if recipe.train.minutes is None else None},
         evaluate={"ngram": recipe.evaluate.ngram and seed == 1}, export={"hf": False},
     )  # fmt: skip
+
+
+def finished_pairs(folder: Path, names: Sequence[str]) -> int:
+    """Return the number of seeds, from 1 on, with which all these recipes are trained and evaluated in `folder`."""
+    seeds = (
+        seed
+        for seed in count(1)
+        if not all(RunDirectory(folder / f"{name}-{seed}").evaluation.exists() for name in names)
+    )
+    return next(seeds) - 1
 
 
 def require_comparable(sides: Sequence[tuple[Recipe, TokenStore]]) -> bool:
@@ -76,8 +96,8 @@ def require_comparable(sides: Sequence[tuple[Recipe, TokenStore]]) -> bool:
 def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
     """Return a dict about the trainings of one recipe, with `scores`, the held-out bits per byte of each seed.
 
-    `done` has one finished run for each seed, and `reference` names the recipe. Other keys are name, recipe, seconds (mean),
-    minutes, steps, tokens and parameters.
+    `done` has one finished run for each seed, and `reference` names the recipe. Other keys are name, recipe, minutes, and
+    the means seconds, steps, tokens and parameters.
     """
     found = [data.read(run) for run in done]
     scores = [data.as_number(one.evaluation, "bits_per_byte") for one in found]
@@ -87,7 +107,10 @@ def read_side(reference: str, done: Sequence[RunDirectory]) -> Json:
     return {
         "name": done[0].path.name.rpartition("-")[0], "recipe": reference, "scores": scores,
         "seconds": float(np.mean(seconds)), "minutes": data.value_at(found[0].recipe, "train", "minutes"),
-        **{key: int(data.number_or_0(found[0].plan, key)) for key in ("steps", "tokens", "parameters")},
+        **{
+            key: round(float(np.mean([data.number_or_0(one.plan, key) for one in found])))
+            for key in ("steps", "tokens", "parameters")
+        },
         "model_size": found[0].model_size,
     }  # fmt: skip
 
@@ -123,17 +146,19 @@ def seeds_needed(differences: Sequence[float], error: float) -> int | None:
 def record_look(ledger: Path, row: Json) -> int:
     """Record a look (one comparison with a baseline, `row["a"]`) in the ledger, and return its number.
 
-    Looks at one baseline are numbered from 1. A look that is already recorded keeps its number, and one at a single pair has 0,
-    because it decides nothing. Raises InputError for a damaged ledger.
+    Looks at one baseline are numbered from 1. A look that is already recorded, be it with swapped sides, keeps its number. One
+    at a single pair has 0, because it decides nothing. Raises InputError for a damaged ledger.
     """
     lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
     rows = read_json_lines(ledger)
     if len(rows) < len(lines):
         raise InputError(f"{ledger}: damaged; restore it, because verdicts are corrected for the looks that it records")
-    for earlier in rows:
-        if all(earlier[key] == row[key] for key in ("a", "b", "differences")):
-            return int(earlier["look"])
-    look = 0 if row["p"] is None else 1 + sum(one["look"] > 0 and row["a"] in (one["a"], one["b"]) for one in rows)
+    sides, swapped = [digest_of(row[key]) for key in ("a", "b")], [-difference for difference in row["differences"]]
+    earlier = [([digest_of(one["a"]), digest_of(one["b"])], one) for one in rows]
+    for pair, one in earlier:
+        if (pair, one["differences"]) in ((sides, row["differences"]), (sides[::-1], swapped)):
+            return int(one["look"])
+    look = 0 if row["p"] is None else 1 + sum(one["look"] > 0 and sides[0] in pair for pair, one in earlier)
     line = json.dumps({"time": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", **row, "look": look})
     write_atomic(ledger, "\n".join([*lines, line, ""]))
     return look

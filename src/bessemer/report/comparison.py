@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,21 @@ Table = tuple[list[str], list[list[str]]]
 """Column titles in the form that templates/parts.html reads, and rows of cells."""
 
 
-def write(path: Path, runs: Sequence[RunDirectory], verdict: str = "") -> Path:
-    """Write the HTML page that compares several runs to `path` atomically, with the sentence `verdict` at its top.
+def write(path: Path, runs: Sequence[RunDirectory], answers: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Write the HTML page that compares several runs to `path` atomically, with `answers`, sentences by topic, at its top.
 
-    Without a verdict, a sentence names the run with the best score. Raises InputError for a folder without files of a run.
+    Without a verdict among them, a sentence names the run with the best score. Raises InputError for a folder without files of
+    a run.
     """
     named = name_runs([read(run) for run in runs], [run.path for run in runs])
     values = page_values(named)
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
     title, line = " and ".join(named) if len(named) < 4 else counted(len(named), "run"), values.pop("headline")
-    return write_page(path, render_page("compare.html", title, "comparison", verdict or line, values, notes=notes))
+    more = ". ".join(f"{topic.capitalize()}: {sentence}" for topic, sentence in answers.items() if topic != "verdict")
+    page = render_page(
+        "compare.html", title, "comparison", answers.get("verdict", line), values, origin=more, notes=notes
+    )
+    return write_page(path, page)
 
 
 def page_values(runs: Runs, points: int = POINTS) -> Json:

@@ -17,7 +17,7 @@ from bessemer.workflow.session import Session
 
 
 def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int) -> paired.Json:
-    """Train two recipes with the seeds 1 to `num_seeds` and compare their held-out bits per byte.
+    """Train two recipes with the seeds 1 to `num_seeds` and compare their held-out bits per byte over all finished pairs.
 
     Each training has a run directory in the folder `compare` of the first recipe's `run.dir`, named after the recipe and
     the seed. Trainings that are already finished are not repeated. The folder also holds the results and comparisons.jsonl,
@@ -29,8 +29,7 @@ def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int
         num_seeds: Number of pairs of trainings.
 
     Returns:
-        The content of the result file (scores of both, their differences, p-value and the better recipe) and the path of
-            the
+        The content of the result file (scores of both, their differences, p-value and the better recipe), and the path of the
         HTML page as `page`.
 
     Raises:
@@ -40,8 +39,8 @@ def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int
     folder = Path(recipes[0].run.dir).expanduser() / "compare"
     names = [paired.identity(recipe) for recipe in recipes]
     if num_seeds < 1:
-        raise InputError(f"--seeds {num_seeds}: not a number of pairs; give 2 or more")
-    if names[0] == names[1]:
+        raise InputError(f"--seeds {num_seeds}: not a number of pairs; give 3 or more")
+    if len({*map(paired.digest_of, names)}) == 1:
         raise InputError(f"{references[1]}: equal to {references[0]} in every key that can change a score; change one")
     trials = [paired.trial(recipe, folder, name, 1) for recipe, name in zip(recipes, names, strict=True)]
     firsts = [Session(one, RunDirectory(one.run.folder)) for one in trials]
@@ -53,11 +52,12 @@ def compare(recipes: Sequence[Recipe], references: Sequence[str], num_seeds: int
                 stages.build_data(first)
         parts = [(derive.filled(first.recipe, first.run), TokenStore.open(first.run.tokens)) for first in firsts]
         same_order = paired.require_comparable(parts)
-        pairs = [[_train(first, seed) for first in firsts] for seed in range(1, num_seeds + 1)]
+        num_pairs = max(num_seeds, paired.finished_pairs(folder, names))
+        pairs = [[_train(first, seed) for first in firsts] for seed in range(1, num_pairs + 1)]
         sides = [paired.read_side(*side) for side in zip(references, zip(*pairs, strict=True), strict=True)]
         result = paired.judge(folder, *sides, same_order=same_order)
         page = folder / f"{'-vs-'.join(names)}.html"
-        comparison.write(page, [run for pair in pairs for run in pair], result["answers"]["verdict"])
+        comparison.write(page, [run for pair in pairs for run in pair], result["answers"])
     return {**result, "page": page}
 
 
