@@ -151,7 +151,7 @@ def test_a_classifier_that_cannot_be_exported_is_an_error_before_the_corpus(
     sets = [part for key in keys for part in ("--set", key)]
     assert run_command(["run", str(tmp_path / "own.toml"), *sets]) == 2
     said = capsys.readouterr().err
-    assert "pooling = mean" in said and "--set export.hf=false" in said
+    assert "pooling" in said and "export.hf" in said
     assert not (tmp_path / "runs").exists()
 
 
