@@ -82,7 +82,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 x fsdp2": {"pipeline": 2, "shard": 2},
     "dp2 x tp2 x pp2": {"replicate": 2, "tensor": 2, "pipeline": 2},
     "fsdp2 x tp2 x cp2": {"shard": 2, "tensor": 2, "context": 2},
+    "ep2": {"replicate": 2, "expert": 2},
+    "fsdp4, ep2": {"shard": 4, "expert": 2},
+    "hsdp 2 x 2, ep4": {"replicate": 2, "shard": 2, "expert": 4},
+    "fsdp2 x tp2, ep2": {"shard": 2, "tensor": 2, "expert": 2},
+    "pp2 x fsdp2, ep2": {"pipeline": 2, "shard": 2, "expert": 2},
+    "fsdp2 x cp2, ep4": {"shard": 2, "context": 2, "expert": 4},
+    "tp2 x cp2, ep2": {"tensor": 2, "context": 2, "expert": 2},
 }
+MIXTURE = "mixture"  # the case of all layouts with `expert`: documents and batches as in "hard"
+EXPERTS = {
+    "experts": 8, "experts_per_token": 2, "expert_width": 48, "shared_experts": 1, "dense_layers": 1, "balance": "both",
+    "router_z_loss": 1e-3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ def recipe_of(sizes: dict[str, Any], layout: Parallel, case: str, precision: str
         "train.precision": precision, "train.compile": "off", "train.dropout.hidden": dropout, "train.dropout.attention": dropout,
         "train.optimizer.learning_rate": sizes["learning_rate"],
         "train.schedule.warmup_steps": max(sizes["steps"] // 10, 1), "run.name": "layouts",
+        **{f"model.{key}": value for key, value in EXPERTS.items() if case == MIXTURE},
     }  # fmt: skip
     recipe = resolve(parse("", "layouts", [f"{key}={json.dumps(value)}" for key, value in values.items()]), VOCABULARY)
     return recipe.changed(parallel=layout)
@@ -188,6 +201,13 @@ def member(folder: Path, name: str, runs: Sequence[str]) -> None:
     work_as_member(layout, torch.device("cpu"), work)
 
 
+def runs_of(scope: Scope, name: str) -> list[str]:
+    """Return the runs of a layout, as "case-precision"."""
+    is_reference, is_mixture = name == REFERENCE, "expert" in LAYOUTS.get(name, {})
+    cases = (*(() if is_mixture else scope.cases), *((MIXTURE,) if is_mixture or is_reference else ()))
+    return [f"{case}-{precision}" for case, precision in product(cases, scope.precisions)]
+
+
 def place(folder: Path, name: str, run: str) -> Path:
     return folder / "runs" / name / run
 
@@ -204,13 +224,10 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder / "runs", ignore_errors=True)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     write_json(settings, scope.settings)
-    wanted, failures = (
-        [f"{case}-{precision}" for case, precision in product(scope.cases, scope.precisions)],
-        dict[str, str](),
-    )
+    failures = dict[str, str]()
     with progress("layouts", len(scope.layouts) + 1, "layouts") as advance:
         for name in (REFERENCE, *scope.layouts):
-            missing = [run for run in wanted if not (place(folder, name, run) / "run.json").exists()]
+            missing = [run for run in runs_of(scope, name) if not (place(folder, name, run) / "run.json").exists()]
             processes = ALONE if name == REFERENCE else Parallel(**LAYOUTS[name]).world
             arguments = (str(Path(__file__).resolve()), "--member", str(folder.resolve()), name, *missing)
             variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -222,7 +239,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     if REFERENCE in failures:
         raise SystemExit(f"the run on one process failed: {failures[REFERENCE]}")
     rows = []
-    for name, run in product(scope.layouts, wanted):
+    for name, run in ((layout, run) for layout in scope.layouts for run in runs_of(scope, layout)):
         case, precision = run.split("-")
         row = {"layout": name, "processes": Parallel(**LAYOUTS[name]).world, "case": case, "precision": precision}
         rows.append(row | ({"why": failures[name]} if name in failures else differences(folder, name, run)))
