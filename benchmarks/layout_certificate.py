@@ -219,7 +219,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     Returns:
         Settings, targets, cases, date and machine, and `rows`, one per layout, case and precision. A row has `loss`, the largest
         difference over the steps, and `weight`, the largest at the end, or `why`, the reason that there are none. If a token near
-        a tie went to another expert, it also has `equal_steps`, the steps before that, and `equal_loss`, their largest difference.
+        a tie went to another expert, it has `equal_steps`, the steps before that, and `equal_loss`, their largest difference.
     """
     settings = folder / "settings.json"
     if settings.exists() and read_json(settings) != scope.settings:

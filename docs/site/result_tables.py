@@ -15,8 +15,8 @@ CASES = {
     "plain": "Each sequence is one document. Embedding and head are two matrices. One micro-batch for each process.",
     "hard": "Packed documents of 1 to 40 tokens with a document mask, sequences with padding, tied embeddings, and gradients "
     "accumulated over two micro-batches.",
-    "mixture": "The hard case with 8 experts in every layer but the first, of which a token uses 2 and a shared one; balanced by a "
-    "bias and a loss.",
+    "mixture": "The hard case with 8 experts in every layer but the first, of which a token uses 2 and a shared one, balanced by "
+    "a bias and a loss. In steps before a token near a tie goes to another expert, all fp32 losses are within 1e-5.",
     "dropout": "The hard case with a dropout of 0.1 on embeddings, attention weights and residuals.",
 }
 """Description of the certificate's cases."""
