@@ -58,6 +58,7 @@ SHORTENED = {
     ),
     "your-own-text": (("train.minutes=20", "train.minutes=0.03"),),
     "common-crawl": (("https://data.commoncrawl.org", "file://$PWD/commoncrawl"),),
+    "cluster": (("--out job", "--out job --set train.global_batch_tokens=16384"),),  # so that 16 ranks divide it
 }
 """Replacements in the commands of a page."""
 
