@@ -49,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"kv_heads": 4},
     "qwen3_moe": {"experts": 5, "experts_per_token": 2, "expert_width": 96, "head_dim": 32},
     "olmoe": {"experts": 4, "experts_per_token": 3, "expert_width": 64, "kv_heads": 4},
+    "mixtral": {"experts": 4, "expert_width": 96},
     "dots1": {"experts": 8, "expert_width": 96, "head_dim": 32, "dense_layers": 1, "router_scale": 2.5},
 }
 
@@ -100,7 +101,7 @@ def test_the_file_describes_the_model(dtype: str, tmp_path: Path) -> None:
     assert tensors["blk.0.attn_q_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "dots1"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "dots1", "mixtral"])
 def test_the_experts_of_a_layer_are_one_tensor(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     config, path = model.config, written(model, trained(), tmp_path)

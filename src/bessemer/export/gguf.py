@@ -38,7 +38,7 @@ from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pa
 # llama.cpp's architecture for each family that both compute in the same way
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
-    "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "dots1": "dots1",
+    "qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe", "dots1": "dots1",
 }  # fmt: skip
 PERMUTED = ("llama",)  # architectures whose rotary embedding pairs neighbours (2i, 2i + 1), not halves (i, i + K/2)
 # Options that a file stores, or whose effect is checked separately
