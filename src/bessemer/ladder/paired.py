@@ -146,7 +146,7 @@ def seeds_needed(differences: Sequence[float], error: float) -> int | None:
 def record_look(ledger: Path, row: Json) -> int:
     """Record a look (one comparison with a baseline, `row["a"]`) in the ledger, and return its number.
 
-    Looks at one baseline are numbered from 1. A look that is already recorded, be it with swapped sides, keeps its number. One
+    Looks at one baseline are numbered from 1. A look that is already recorded, also with swapped sides, keeps its number. One
     at a single pair has 0, because it decides nothing. Raises InputError for a damaged ledger.
     """
     lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
