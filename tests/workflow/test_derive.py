@@ -215,7 +215,7 @@ def test_everything_grows_with_the_text(flops: float) -> None:
         assert small.model.depth <= large.model.depth
         assert small.train.minutes < large.train.minutes
         assert small.train.optimizer.weight_decay >= large.train.optimizer.weight_decay
-    assert [one.train.optimizer.kind for one in (made[0], made[-1])] == ["adamw", "muon"]
+    assert [one.train.optimizer.kind for one in (made[0], made[-1])] == ["muon", "muon"]
     assert made[0].train.optimizer.weight_decay > 0.5 and made[0].tokenizer.vocabulary < 512
 
 
