@@ -90,6 +90,7 @@ def test_what_the_numbers_cannot_say_is_named(tmp_path: Path) -> None:
 def test_recipes_compare_only_on_the_same_text(prepared: Path) -> None:
     recipe, store = load(prepared / "small.toml"), TokenStore.open(prepared / "runs" / "small" / "tokens")
     longer = recipe.changed(tokens={"sequence_length": 64})
+    assert paired.trial(recipe.changed(train={"steps": 9, "minutes": 1.0}), prepared, "a", 2).train.steps is None
     assert paired.require_comparable([(recipe, store), (recipe.changed(model={"width": 64}), store)])
     assert not paired.require_comparable([(recipe, store), (longer, store)]), "other samples of the same text"
     tokenizer = {**store.manifest["tokenizer"], "counts_bytes": False}
