@@ -39,13 +39,14 @@ def ticks() -> list[int] | None:
 
 
 def describe(**more: Any) -> dict[str, Any]:
-    """Return processor, cores, load, versions and date, with `more` added."""
+    """Return processor, its flags for narrow matmuls, cores, load, versions and date, with `more` added."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": names[0] if names else platform.processor(),
+        "narrow": sorted({"amx_bf16", "avx512_bf16", "bf16"} & {word for line in lines for word in line.split()}),
         "cores": os.cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),

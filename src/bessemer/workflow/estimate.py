@@ -126,18 +126,18 @@ def planned_run(
 
 
 def _precision(train: ResolvedTrain) -> str:
-    """Return the training precision, with `auto` replaced by its value on a CPU. Warns if the CPU has no units for it."""
+    """Return the training precision, with `auto` replaced by its value on a CPU. Warns if fp32 is faster."""
     from bessemer.train.device import choose
-    from bessemer.train.precision import has_units
+    from bessemer.train.precision import is_faster
 
     device = choose(train)
     if device.is_cuda:
         return train.precision
     name = device.precision.name
     if train.precision == "auto":
-        say(f"  train.precision = {name}: this CPU has {'' if name == 'bf16' else 'no '}units for bf16")
-    elif device.precision.autocast is not None and not has_units(name):
-        warn(f"train.precision = {name}: this CPU has no units for it, so fp32 is faster; leave it out to take fp32")
+        say(f"  train.precision = {name}: this CPU is {'' if name == 'bf16' else 'not '}faster in bf16")
+    elif device.precision.autocast is not None and not is_faster(name):
+        warn(f"train.precision = {name}: this CPU is faster in fp32; leave the key out to take fp32")
     return name
 
 
