@@ -23,7 +23,7 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
     """
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
-    memory = memory_of(train, layout, config, device, recomputed, base_bytes(train, device))
+    memory = memory_of(train, layout, config, device, recomputed, base_bytes(train, layout, device))
     peak = local_plan.peak_rate(device)
     return local_plan.make_plan(recipe, config, device=device.name, peak=peak, memory=memory, step_seconds=None)
 

@@ -195,7 +195,7 @@ def test_muon_trains_the_experts() -> None:
      ({"balance": "bias"}, "balance"), ({"experts": 4, "mlp_bias": "true"}, "mlp_bias"),
      ({"experts": 4, "balance": "none", "balance_loss": 0.01}, "balance_loss"), ({"experts": 4, "balance_rate": 0.1}, "balance_rate"),
      ({"family": "dots1", "balance_loss": 0.1}, "balance_loss"), ({"family": "mixtral", "experts_per_token": 9}, "experts_per_token"),
-     ({"global_every": 2}, "global_every")],
+     ({"global_every": 2}, "global_every"), ({"window_rope_theta": 1e4}, "window_rope_theta")],
 )  # fmt: skip
 def test_keys_that_do_not_fit_the_model_are_errors(keys: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=rf"model\.{named}: "):

@@ -41,7 +41,7 @@ CLASSES = {"train.objective": '"classify"', "corpus.sources": '[{ name = "own", 
 AUTO = {"parallel.auto": "true", "parallel.shard": "", "parallel.tensor": ""}
 NODES = {"cluster.devices_per_node": "4"}
 RAMP = {"train.batch_ramp.start_tokens": "65536", "train.batch_ramp.steps": "100"}
-EXPERTS = {"model.experts": "8"}
+EXPERTS, WINDOW = {"model.experts": "8"}, {"model.window": "256", "model.window_rope_theta": "1000.0"}
 # Keys that the example of a key needs, the same on both sides (without a value: removed), and its value in TOML.
 EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "tokens.chat_template": ({"corpus.sources": '[{ name = "own", paths = ["x"], format = "chat" }]', "tokens.packing": '"document"',
@@ -53,9 +53,9 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "model.head_dim": ({}, "64"),
     "model.vocabulary": ({}, "16000"),
     "model.activation": ({}, '"gelu_quick"'),
-    "model.global_every": ({"model.window": "256"}, "2"),
-    "model.global_last": ({"model.window": "256", "model.global_every": "3"}, "true"),
-    "model.global_layers": ({"model.window": "256"}, "[0, 1]"),
+    "model.global_every": (WINDOW, "2"),
+    "model.global_last": (WINDOW | {"model.global_every": "3"}, "true"),
+    "model.global_layers": (WINDOW, "[0, 1]"),
     "model.unrotated_layers": ({}, "[1]"),
     "model.experts_per_token": (EXPERTS, "4"),
     "model.expert_width": (EXPERTS, "512"),
@@ -77,7 +77,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "train.tokens": ({}, "2000000000"),
     "train.global_batch_tokens": ({}, "1048576"),
     "model.rope_theta": ({}, "20000.0"),
-    "model.window_rope_theta": ({}, "20000.0"),
+    "model.window_rope_theta": (WINDOW, "20000.0"),
     "train.start_step": ({"train.start": '"elsewhere"'}, "2"),
     "train.optimizer.betas": ({}, "[0.8, 0.9]"),
     "train.schedule.kind": ({}, '"linear"'),
@@ -109,7 +109,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "evaluate.tasks": ({}, '["arc.yaml"]'),
 }  # fmt: skip
 for scaling in ("model.rope_scaling", "model.window_rope_scaling"):
-    yarn, longrope = ({f"{scaling}.kind": f'"{kind}"', f"{scaling}.factor": "4.0"} for kind in ("yarn", "longrope"))
+    yarn, longrope = (WINDOW | {f"{scaling}.kind": f'"{k}"', f"{scaling}.factor": "4.0"} for k in ("yarn", "longrope"))
     longrope |= {f"{scaling}.{name}_factor": ONES for name in ("short", "long")}
     llama3 = yarn | {f"{scaling}.kind": '"llama3"'}
     EXAMPLES |= {f"{scaling}.{name}": (yarn, value) for name, value in (

@@ -58,7 +58,7 @@ class Subject:
 
         If `stopped_in` is given, a signal first stops the training in that step, and it is resumed.
         """
-        base = base_bytes(recipe.train, self.device)
+        base = base_bytes(recipe.train, recipe.parallel, self.device)
         recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)
         memory = memory_of(recipe.train, recipe.parallel, self.config, self.device, recomputed, base)
         if (step_bytes := self.plan["measured_step_bytes"]) is not None:

@@ -72,7 +72,8 @@ MIXTURE = (
 CONDITIONS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], object]], ...] = (
     (("balance_loss",), "balance = loss or both", lambda model: model.get("balance") in ("loss", "both")),
     (("balance_rate",), "balance = bias or both", lambda model: model.get("balance") in ("bias", "both")),
-    (("global_every", "global_last", "global_layers"), "window", lambda model: model.get("window")),
+    (("global_every", "global_last", "global_layers", "window_rope_theta"), "window", lambda x: x.get("window")),
+    (("window_rope_scaling",), "window_rope_theta", lambda model: model.get("window_rope_theta")),
     (("mlp_width",), "dense_layers (or use expert_width)", lambda x: x.get("dense_layers") or not x.get("experts")),
     (MIXTURE, "experts", lambda model: model.get("experts")),
 )
@@ -166,8 +167,8 @@ class Model(Section):
     def require_fitting(self, options: Mapping[str, Any]) -> None:
         """Raise InputError if a key does not fit all options of the model, its family's or imported ones included."""
         for key, needed in idle_keys(options).items():
-            if value := getattr(self, key):
-                raise InputError(f"model.{key}: {value} has no effect without {needed}; set that, or remove the key")
+            if getattr(self, key):
+                raise InputError(f"model.{key}: it has no effect without {needed}; set that, or remove the key")
         if (self.experts_per_token or 0) > (experts := options["experts"]):
             raise InputError(f"model.experts_per_token: {self.experts_per_token} exceeds experts = {experts}; lower it")
         if (self.dense_layers or 0) >= options["layers"]:

@@ -96,7 +96,7 @@ def train_process(
     store.is_verified = True  # the main process has verified it for all
     _prepare_device(spec.recipe, run, device, mesh)
     # The planning process may have held more or less memory than this one.
-    spec = spec.with_base(base_bytes(spec.recipe.train, device))
+    spec = spec.with_base(base_bytes(spec.recipe.train, spec.recipe.parallel, device))
     profiler = None
     if profile and mesh.is_main:
         done = spec.start.step if isinstance(spec.start, Resume) else 0

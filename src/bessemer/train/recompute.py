@@ -68,7 +68,7 @@ def blocks_recomputed(
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
-    base, budget = base if base is not None else base_bytes(train, device), budget_bytes(train, device)
+    base, budget = base if base is not None else base_bytes(train, layout, device), budget_bytes(train, layout, device)
     totals = (memory_of(train, layout, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
@@ -81,7 +81,7 @@ def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, de
     if train.memory_budget is None:
         return
     memory = memory_of(train, layout, config, device, config.layers, base)
-    budget, least = budget_bytes(train, device), memory.total - memory.fragmentation
+    budget, least = budget_bytes(train, layout, device), memory.total - memory.fragmentation
     if least > budget:
         raise InputError(
             f"train.memory_budget: {size(budget)} are too few: a step takes {size(least)} with every block recomputed, "
@@ -89,7 +89,7 @@ def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, de
         )
 
 
-def base_bytes(train: ResolvedTrain, device: Device) -> int:
+def base_bytes(train: ResolvedTrain, layout: Parallel, device: Device) -> int:
     """Return the bytes of a process without its model.
 
     On a CPU these are its libraries, including those that the first step loads. On a GPU it is 0.
@@ -100,8 +100,8 @@ def base_bytes(train: ResolvedTrain, device: Device) -> int:
         import torch._inductor.compile_fx
     elif device.precision.name == "bf16":
         _load_bf16_kernels()
-    if train.recompute != "none" and not train.is_frozen:
-        import torch._dynamo  # noqa: F401 (torch's checkpoint loads it, which takes 80 MB)
+    if layout.world > 1 or (train.recompute != "none" and not train.is_frozen):
+        import torch._dynamo  # noqa: F401 (DDP, FSDP2 and torch's checkpoint load it, which takes 70 to 80 MB)
     return resident_bytes()
 
 
@@ -116,12 +116,12 @@ def _load_bf16_kernels() -> None:
     torch.autograd.backward(loss.total)
 
 
-def budget_bytes(train: ResolvedTrain, device: Device) -> int:
+def budget_bytes(train: ResolvedTrain, layout: Parallel, device: Device) -> int:
     """Return the bytes that a step may use by train.memory_budget, including the base of the process."""
     budget = train.memory_budget
     if budget is not None and budget > 1:
         return int(budget)
-    return int((budget or 1.0) * (base_bytes(train, device) + available_bytes(device)))
+    return int((budget or 1.0) * (base_bytes(train, layout, device) + available_bytes(device)))
 
 
 def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:

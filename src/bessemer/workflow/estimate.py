@@ -200,7 +200,7 @@ class Planner:
             devices.release_unused(device)
             devices.keep_freed_memory()
         alone = resolved.parallel.world == 1
-        base = base_bytes(resolved.train, device)
+        base = base_bytes(resolved.train, resolved.parallel, device)
         if alone and data_half == "to come" and not device.is_cuda:
             base += DATA_HALF - (NUMBA if device.precision.name == "bf16" else 0)
         try:

@@ -201,7 +201,7 @@ def _model_keys(config: ModelConfig) -> Values:
     unused = idle_keys(vars(config))
     values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields and key not in unused}
     for key in SCALINGS:
-        if values[key]:  # TOML has no null
+        if values.get(key):  # TOML has no null
             values[key] = {name: value for name, value in values[key].items() if value is not None}
     return values
 
