@@ -154,10 +154,9 @@ class Model(Section):
     def _complaints(self) -> Iterator[str]:
         if self.depth is not None and self.layers is not None and self.depth != self.layers:
             yield f"depth = {self.depth} and layers = {self.layers} disagree; give one of them"
-        if self.depth is None and self.from_ is None and self.has_size:
-            missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
-            if missing:
-                yield f"needs depth, or layers, width and heads, or none of them; {missing[0]} is missing"
+        missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
+        if missing and self.depth is None and self.from_ is None and self.has_size:
+            yield f"needs depth, or layers, width and heads, or none of them; {missing[0]} is missing"
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
             yield f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}"
