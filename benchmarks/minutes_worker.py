@@ -116,8 +116,10 @@ def nanochat(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
 
     @torch.no_grad()
     def nats_of(ids: Sequence[int]) -> float:
-        rows = torch.tensor([ids])
-        return float(model(rows[:, :-1], rows[:, 1:], loss_reduction="sum"))
+        rows, targets = torch.tensor([ids[:-1]]), torch.tensor([ids[1:]])
+        if len(ids) == 2:  # it takes no sequence of one token; -1 is no target
+            rows, targets = torch.tensor([ids]), torch.tensor([[ids[1], -1]])
+        return float(model(rows, targets, loss_reduction="sum"))
 
     score = bits_per_byte(nats_of, lambda text: tokenizer.encode(text, prepend=start), arguments.data, length)
     parameters = sum(p.numel() for p in model.parameters())
