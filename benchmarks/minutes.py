@@ -31,6 +31,7 @@ HELD_OUT = 0.03  # share of the documents that no trainer sees
 HELD_OUT_BYTES = 400_000  # the first of them, by hash, up to this size
 MAX_BYTES = 20_000_000
 MIN_BYTES = 400  # bytes of a document
+PEERS = ("nanochat", "nanogpt", "litgpt", "trainer")
 
 
 def main() -> None:
@@ -46,6 +47,12 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help="option of minutes_worker.py for all peers")
     parser.add_argument("--json", type=Path, help="file of results, to which rows are added")
     arguments = parser.parse_args()
+    for peer in arguments.peer:
+        if "=" not in peer or peer.split("=")[0] not in PEERS:
+            parser.error(f"--peer {peer}: write NAME=PYTHON[:CHECKOUT] with a name of {', '.join(PEERS)}")
+    for text in arguments.text:
+        if "=" not in text or not Path(text.split("=", 1)[1]).is_dir():
+            parser.error(f"--text {text}: write NAME=FOLDER with a folder that exists")
     own = {} if arguments.skip_own else {"bessemer": sys.executable}
     trainers = own | dict(peer.split("=", 1) for peer in arguments.peer)
     stored = json.loads(arguments.json.read_text())["rows"] if arguments.json and arguments.json.exists() else []
@@ -54,12 +61,15 @@ def main() -> None:
         name, folder = named.split("=", 1)
         with tempfile.TemporaryDirectory() as data:
             sizes = prepare(folder, Path(data))
+            if min(sizes.values()) == 0:
+                parser.error(f"--text {named}: no document of {MIN_BYTES} bytes was held out; it needs some hundred")
             facts = {"text": name, "minutes": arguments.minutes, "vocabulary": arguments.vocabulary}
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 for number in range(len(trainers)):
                     trainer = list(trainers)[(seed + number) % len(trainers)]
                     machine = describe(idle=wait_until_idle(60))
                     scored = run(trainer, trainers[trainer], Path(data), arguments, seed)
+                    scored["options"] = " ".join(arguments.set if trainer == "bessemer" else arguments.option)
                     rows.append(facts | {"trainer": trainer, "seed": seed} | scored | {"machine": machine})
                     save(arguments.json, rows)
             if not any(row["text"] == name and row["trainer"] == "compressors" for row in rows):
