@@ -77,8 +77,7 @@ class MixtureOfExperts(nn.Module):
         """Return the router's logits and scores, both (N, E), in fp32 (fp64 for fp64) for every input dtype."""
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = F.linear(upcast(x_ND), upcast(self.router.weight))
-        is_softmax = self.config.router == "softmax"
-        return logits_NE, logits_NE.softmax(dim=1) if is_softmax else logits_NE.sigmoid()
+        return logits_NE, logits_NE.softmax(dim=1) if self.config.router == "softmax" else logits_NE.sigmoid()
 
     def _routed(self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of each token's experts, (N, D), and the number of tokens of each expert, (E,)."""
@@ -197,7 +196,9 @@ def update_biases(model: nn.Module, skip: Tensor) -> None:
 def grouped_linear(x_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
     """Multiply each row by the matrix of its group, (M, O). The first `counts_E[0]` rows are those of group 0, and so on."""
     is_aligned = all(size * x_MI.itemsize % ALIGNMENT == 0 for size in weight_EOI.shape[1:])
-    if x_MI.dtype == torch.float64 or not is_aligned or is_eager_cpu(x_MI):
+    # grouped_mm computes in bf16 and fp32, and torch.compile traces it in bf16 only.
+    fits = x_MI.dtype == torch.bfloat16 or (x_MI.dtype == torch.float32 and not torch.compiler.is_compiling())
+    if not fits or not is_aligned or is_eager_cpu(x_MI):
         return _GroupedLinear.apply(x_MI, weight_EOI, counts_E.tolist())  # type: ignore[no-any-return, no-untyped-call]
     return F.grouped_mm(x_MI, weight_EOI.to(x_MI.dtype).mT, offs=counts_E.cumsum(0, dtype=torch.int32))
 
