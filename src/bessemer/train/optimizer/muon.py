@@ -22,10 +22,10 @@ from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decode_sli
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep slope at 0. Five
-# steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
+# (a, b, c) of each step x -> a x + b x^3 + c x^5. Their composition minimises the largest error |1 - p(x)| over singular values
+# from 0.02 to 1, which is 0.093 (Amsel et al. 2025, "The Polar Express"). On the directions of trained models of width 192 it is
+# as near to U V^T as the five steps of Jordan et al. (2024), because of the tighter norm in `orthogonalise`.
+NEWTON_SCHULZ = ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107))
 EPSILON = 1e-7
 
 
@@ -43,23 +43,20 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
 
 
 def orthogonalise(matrices_NRC: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024) in `dtype`."""
-    a, b, c = COEFFICIENTS
-    tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
-    x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # so that singular values are at most 1
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    """Return approximately U V^T of each matrix U S V^T, with R <= C, by Newton-Schulz steps in `dtype`.
 
-
-def update_scale(rows: int, columns: int) -> float:
-    """Return the factor that gives an orthogonalised update the root mean square of AdamW's updates, about 0.2.
-
-    It is from Liu et al. (2025, "Muon is Scalable for LLM Training", section 2.2).
+    Singular values are divided by sqrt(|X X^T|), which exceeds the largest by less than the Frobenius norm |X| does, so that
+    fewer steps bring the others to 1; 1% more allows for rounding.
     """
-    return 0.2 * math.sqrt(max(rows, columns))
+    x = matrices_NRC.to(dtype)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)
+    gram = x @ x.mT
+    size = 1.01 * gram.norm(dim=(1, 2), keepdim=True).sqrt() + EPSILON
+    x, gram = x.div_(size), gram.div_(size**2)
+    for step, (a, b, c) in enumerate(NEWTON_SCHULZ):
+        gram = x @ x.mT if step else gram
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
 def update_matrices(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
@@ -89,12 +86,13 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
     `directed` yields the name, weight and direction of each parameter. It is consumed one by one, so that not all directions
     are in memory at once.
     """
-    # Pairs of a direction and the weight that it updates, by shape.
+    # Pairs of a direction, transposed if it has more rows than columns, and the weight that it updates, by shape.
     waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
     for name, weight, direction in directed:
         weight.mul_(1.0 - _rate(group) * group["weight_decay"])
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
+            matrix_RC = matrix_RC.mT if matrix_RC.shape[0] > matrix_RC.shape[1] else matrix_RC
             stack = waiting.setdefault(matrix_RC.shape, [])
             stack.append((matrix_RC, target))
             if matrix_RC.numel() * len(stack) >= STACK_ELEMENTS:
@@ -133,15 +131,14 @@ def nesterov(moment: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
 
 def _rate(group: dict[str, Any]) -> Tensor:
     """Return the learning rate as a scalar on the device, 0 for a skipped update."""
-    rate: Tensor = (1.0 - group["skip"].double()) * group["lr"]
-    return rate
+    return torch.mul(1.0 - group["skip"].double(), group["lr"])
 
 
 def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-    directions = [direction for direction, _ in stack]
-    rows, columns = directions[0].shape
-    dtype = torch.bfloat16 if directions[0].is_cuda else group["dtype"]
-    updates = orthogonalise(torch.stack(directions), dtype).to(directions[0].dtype)
-    updates.mul_(-update_scale(rows, columns) * _rate(group))
-    for (_, target), update in zip(stack, updates, strict=True):
-        target.add_(update.reshape(target.shape))
+    directions_NRC = torch.stack([direction for direction, _ in stack])
+    dtype = torch.bfloat16 if directions_NRC.is_cuda else group["dtype"]
+    updates_NRC = orthogonalise(directions_NRC, dtype).float()
+    # The factor gives the update the root mean square of AdamW's, about 0.2 (Liu et al. 2025, section 2.2).
+    updates_NRC.mul_(-0.2 * math.sqrt(updates_NRC.shape[-1]) * _rate(group))
+    for (_, target), update_RC in zip(stack, updates_NRC, strict=True):
+        target.add_((update_RC if target.shape[-1] == update_RC.shape[-1] else update_RC.mT).reshape(target.shape))
