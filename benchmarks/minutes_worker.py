@@ -54,14 +54,13 @@ def steps_for(minutes: float, seconds: Sequence[float]) -> int:
 
 
 def bessemer(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Train as `bessemer run FOLDER` does, with every value derived from the text and the machine."""
     from machine import parse_keys
 
     import bessemer as bs
-    from bessemer.recipe import load
 
-    recipe = load("demo").model_dump(mode="json", by_alias=True, exclude_unset=True)
     source = {"name": "text", "format": "jsonl", "paths": [str(arguments.data / "train.jsonl")]}
-    recipe["corpus"] = {"sources": [source], "dedup": {"exact": False, "minhash": False}}
+    recipe = {"corpus": {"sources": [source], "dedup": {"exact": False, "minhash": False}}}
     keys = {
         "run.dir": str(work), "run.name": "run", "run.seed": arguments.seed, "train.minutes": arguments.minutes,
         "tokenizer.vocabulary": arguments.vocabulary, "export.hf": False, "evaluate.prompts": [],
@@ -74,6 +73,7 @@ def bessemer(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     return {
         "bits_per_byte": nats / math.log(2) / sum(len(text.encode()) for text in texts), "steps": last["step"],
         "tokens": last["tokens"], "seconds": stages["train"],
+        "parameters": json.loads((run.path / "plan.json").read_text())["parameters"],
     }  # fmt: skip
 
 
