@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, flex_function
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import Rotation, heads_first, linear, rotate, runs_bf16, split_heads, upcast
+from bessemer.model.kernels import Rotation, heads_first, linear, rotate, runs_fused, split_heads, upcast
 from bessemer.model.layers import LinearFunction, RMSNorm, joint_bias, linear_layer
 from bessemer.model.sublayers import attention_facts
 
@@ -104,11 +104,11 @@ def _one_document(
         k_BGTK, v_BGTK = k_BGTK[:, :, :length], v_BGTK[:, :, :length]
     narrow = spec.window > 0 and max(spec.back, spec.ahead) < length - 1
     if not narrow and not spec.soft_cap and (first == 0 or not spec.causal):
-        if q_BHCK.requires_grad and runs_bf16(q_BHCK, k_BGTK, v_BGTK):
-            from bessemer.model.bf16 import NarrowAttention
+        if q_BHCK.requires_grad and q_BHCK.dtype == torch.bfloat16 and runs_fused(q_BHCK, k_BGTK, v_BGTK):
+            from bessemer.model.fused import Bf16Attention
 
-            if is_part or count in NarrowAttention.LENGTHS:
-                return NarrowAttention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-any-return, no-untyped-call]
+            if is_part or count in Bf16Attention.LENGTHS:
+                return Bf16Attention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-any-return, no-untyped-call]
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGTK, v_BGTK, is_causal=spec.causal, scale=spec.scale,
             enable_gqa=q_BHCK.shape[1] != k_BGTK.shape[1],

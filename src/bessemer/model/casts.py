@@ -107,9 +107,9 @@ def _sum_of(weight: Tensor) -> Tensor:
 def _add(weight: Tensor, gradient: Tensor, scale: Tensor | None) -> None:
     total, factor = _sum_of(weight), 1.0 if scale is None else float(scale)
     if gradient.dtype == torch.bfloat16 and total.is_contiguous() and gradient.is_contiguous():
-        from bessemer.model import bf16
+        from bessemer.model import fused
 
-        bf16.add_to(total, gradient, factor)
+        fused.add_to(total, gradient, factor)
     else:
         total.add_(gradient, alpha=factor)
 

@@ -62,7 +62,7 @@ def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None)
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias over the last dimension of x, as F.linear does."""
-    is_cast = casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32
+    is_cast = casts.are_kept() and runs_fused(x, weight_OI) and x.dtype != weight_OI.dtype
     if is_cast or (_onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu")):
         bias = None if bias_O is None else bias_O.to(x.dtype)
         return _Linear.apply(x, weight_OI, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -109,14 +109,10 @@ def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
     )
 
 
-def runs_bf16(x: Tensor, *others: Tensor) -> bool:
-    """Return True if the one-pass kernels of `bf16` apply: plain bf16 tensors on a CPU in eager mode."""
-    return (
-        x.dtype == torch.bfloat16
-        and is_eager_cpu(x, *others)
-        and x.numel() > 0
-        and all(type(one) in (Tensor, torch.nn.Parameter) for one in (x, *others))
-    )
+def runs_fused(x: Tensor, *others: Tensor) -> bool:
+    """Return True if the one-pass kernels of `fused` apply: plain fp32 or bf16 tensors on a CPU in eager mode."""
+    is_plain = all(type(one) in (Tensor, torch.nn.Parameter) for one in (x, *others))
+    return is_plain and is_eager_cpu(x, *others) and x.dtype != torch.float64 and x.numel() > 0
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -129,10 +125,10 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
     Lower precisions are computed in fp32.
     """
-    if runs_bf16(x, weight_D):
-        from bessemer.model import bf16
+    if runs_fused(x, weight_D):
+        from bessemer.model import fused
 
-        return bf16.NarrowNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
+        return fused.FusedNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
     if is_eager_cpu(x, weight_D):
         return _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(upcast(x), weight_D.shape, weight_D, eps).to(x.dtype)
@@ -165,10 +161,10 @@ class _RMSNorm(torch.autograd.Function):
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, (..., F), for (..., 2F) with the gate first (Shazeer 2020)."""
-    if runs_bf16(gate_up):
-        from bessemer.model import bf16
+    if runs_fused(gate_up):
+        from bessemer.model import fused
 
-        return bf16.NarrowGate.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
+        return fused.FusedGate.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
     if is_eager_cpu(gate_up):
         return _SwiGLU.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
     gate, up = gate_up.chunk(2, dim=-1)
@@ -224,13 +220,13 @@ def split_heads(
     `norms` has the factors of an RMSNorm over each head of queries and of keys, both (K,), or nothing. Returns queries
     (B, H, T, K), and keys and values (B, G, T, K). E is R + 2.
     """
-    if not runs_bf16(joined_BTGEK, *(rotation or ()), *norms):
+    if not runs_fused(joined_BTGEK, *(rotation or ()), *norms):
         return None
-    from bessemer.model import bf16
+    from bessemer.model import fused
 
     none = joined_BTGEK.new_empty(1, 0, dtype=torch.float32)
     arguments = *(rotation or (none, none)), *(norms or (none[0], none[0])), eps
-    return bf16.NarrowHeads.apply(joined_BTGEK, *arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return fused.FusedHeads.apply(joined_BTGEK, *arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def heads_first(x_BTHK: Tensor) -> Tensor:

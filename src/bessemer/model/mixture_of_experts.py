@@ -22,7 +22,7 @@ from bessemer.model import casts
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.feed_forward import FeedForward, apply_gate
-from bessemer.model.kernels import is_eager_cpu, runs_bf16, upcast
+from bessemer.model.kernels import is_eager_cpu, runs_fused, upcast
 from bessemer.model.layers import linear_layer
 from bessemer.model.sublayers import Sublayer, mixture_facts
 from bessemer.recipe.model import Activation
@@ -287,10 +287,10 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x_MD, order_M, place_M, weight_NK), gradient_ND = ctx.saved_tensors, gradients[0].contiguous()
-        if runs_bf16(x_MD, gradient_ND):
-            from bessemer.model import bf16
+        if runs_fused(x_MD, gradient_ND):
+            from bessemer.model import fused
 
-            x_grad_MD, weight_grad_NK = bf16.combine_backward(x_MD, place_M, weight_NK, gradient_ND)
+            x_grad_MD, weight_grad_NK = fused.combine_backward(x_MD, place_M, weight_NK, gradient_ND)
             return x_grad_MD, None, None, weight_grad_NK
         gradient_MD = gradient_ND.index_select(0, order_M // weight_NK.shape[1])
         weight_grad_M = (upcast(gradient_MD) * upcast(x_MD)).sum(dim=1)[place_M]
@@ -300,10 +300,10 @@ class _Combine(torch.autograd.Function):
 
 def _weighted_sums(x_MD: Tensor, place_M: Tensor, weight_NK: Tensor) -> Tensor:
     """Return the sum of weight_NK[n, k] times row `place_M[n K + k]` over k, (N, D)."""
-    if runs_bf16(x_MD):
-        from bessemer.model import bf16
+    if runs_fused(x_MD):
+        from bessemer.model import fused
 
-        return bf16.combine(x_MD.contiguous(), place_M, weight_NK)
+        return fused.combine(x_MD.contiguous(), place_M, weight_NK)
     x_NKD = x_MD.index_select(0, place_M).view(*weight_NK.shape, -1)
     return (x_NKD * weight_NK[..., None].to(x_MD.dtype)).sum(dim=1)
 

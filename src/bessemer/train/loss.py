@@ -14,7 +14,7 @@ from torch import Tensor
 from bessemer.distributed.chunks import loss_chunk
 from bessemer.distributed.collectives import VocabularyShard
 from bessemer.model import casts
-from bessemer.model.kernels import linear_kernel, runs_bf16
+from bessemer.model.kernels import linear_kernel, runs_fused
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             # Every rank must use the same chunks.
             max_rows = rows if vocabulary is None else vocabulary.max_size
             chunk = loss_chunk(max_chunk, max_rows, device.type != "cpu")
-            narrow = bias is None and not soft_cap and vocabulary is None and runs_bf16(hidden_ND)
-            if narrow:
-                from bessemer.model import bf16
-
+            is_fused = bias is None and not soft_cap and vocabulary is None and runs_fused(hidden_ND)
+            if is_fused and hidden_ND.dtype != wide:
                 # Logits take 2 bytes instead of 8, so larger chunks fit the same memory and sum the head's gradient less often.
                 chunk = min(max_chunk, 4 * chunk)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
                 logits_CV, slope_CV = linear_kernel(hidden_CD, head), None
-                if narrow:
-                    nats_C, extra_C = bf16.loss_and_gradient(logits_CV, targets_C, z_loss, needs_gradient)
+                if is_fused:
+                    from bessemer.model import fused
+
+                    nats_C, extra_C = fused.loss_and_gradient(logits_CV, targets_C, z_loss, needs_gradient)
                 else:
                     logits_CV = logits_CV.to(wide)
                     if bias is not None:

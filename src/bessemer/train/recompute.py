@@ -98,19 +98,19 @@ def base_bytes(train: ResolvedTrain, layout: Parallel, device: Device) -> int:
         return 0
     if device.compile:
         import torch._inductor.compile_fx
-    elif device.precision.name == "bf16":
-        _load_bf16_kernels()
+    else:
+        _load_fused_kernels(device.precision.autocast)
     if layout.world > 1 or (train.recompute != "none" and not train.is_frozen):
         import torch._dynamo  # noqa: F401 (DDP, FSDP2 and torch's checkpoint load it, which takes 70 to 80 MB)
     return resident_bytes()
 
 
 @functools.lru_cache(maxsize=1)
-def _load_bf16_kernels() -> None:
-    """Run the bf16 kernels on a tiny model: with numba and their machine code they take 150 MB of a process."""
+def _load_fused_kernels(autocast: torch.dtype | None) -> None:
+    """Run the fused kernels on a tiny model: with numba and their machine code they take 150 MB of a process."""
     config = ModelConfig(16, layers=1, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16, sequence_length=16)
     model, tokens_BT = build_model(config, 0), torch.zeros(1, 16, dtype=torch.int64)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         hidden_BTD = model(tokens_BT)
     loss = chunked_cross_entropy(hidden_BTD[0], model.head.weight, tokens_BT[0], chunk=16)
     torch.autograd.backward(loss.total)

@@ -1,8 +1,8 @@
-"""Kernels for bf16 on a CPU: the operations between the matmuls, each in one pass over memory.
+"""Kernels for fp32 and bf16 on a CPU: the operations between the matmuls, each in one pass over memory.
 
-A CPU with bf16 units multiplies so fast that the operations between the matmuls would take most of a step: torch converts
-to fp32, computes and converts back, each in a separate pass. These kernels read bf16, compute in fp32 and round once to
-bf16 (to nearest, ties to even), which is faster and closer to the exact result. Rows are divided among torch's threads. A
+Torch composes each from several passes. In bf16 it also converts to fp32 and back in separate passes, and a CPU with bf16
+units multiplies so fast that these would take most of a step. These kernels read fp32 or bf16, compute in fp32 and round
+once (to nearest, ties to even), which is faster and closer to the exact result. Rows are divided among torch's threads. A
 row's result depends on that row alone, and sums over rows use blocks of fixed size, so the number of threads does not
 change any bit.
 
@@ -23,14 +23,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bessemer.common.environment import num_cores
-from bessemer.model import bf16_kernels as kernels
-from bessemer.model.bf16_kernels import SUM_ROWS, Bits
+from bessemer.model import fused_kernels as kernels
+from bessemer.model.fused_kernels import SUM_ROWS, Floats, Rows
 
 MIN_ELEMENTS = 1 << 15  # minimum elements per thread; waking a thread for fewer is not worth it
 
 
-def _bits(x: Tensor) -> Bits:
-    return x.detach().view(torch.int16).numpy().view(np.uint16)
+def _rows(x: Tensor) -> Rows:
+    return x.detach().numpy() if x.dtype == torch.float32 else x.detach().view(torch.int16).numpy().view(np.uint16)
+
+
+def _copied(weight: Tensor) -> Floats:
+    """Return a copy in float32: FSDP2 resizes the memory of a weight, which torch forbids while an array shares it."""
+    return weight.detach().to(torch.float32, copy=True).numpy()
 
 
 def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
@@ -52,18 +57,17 @@ def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
     """Return the thread pool of this process; a forked process must start a new one."""
-    return ThreadPoolExecutor(num_cores(), thread_name_prefix="bf16")
+    return ThreadPoolExecutor(num_cores(), thread_name_prefix="fused")
 
 
-class NarrowNorm(torch.autograd.Function):
-    """RMSNorm in bf16 that saves its input and one number per token for the backward pass."""
+class FusedNorm(torch.autograd.Function):
+    """RMSNorm that saves its input and one number per token for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         x_MD = x.reshape(-1, x.shape[-1]).contiguous()
         out_MD, scale_M = torch.empty_like(x_MD), torch.empty(len(x_MD), dtype=torch.float32)
-        weight = weight_D.detach().float().contiguous().numpy()
-        arrays = _bits(x_MD), weight, np.float32(eps), _bits(out_MD), scale_M.numpy()
+        arrays = _rows(x_MD), _copied(weight_D), np.float32(eps), _rows(out_MD), scale_M.numpy()
         _by_rows(kernels.norm, len(x_MD), x_MD.numel(), *arrays)
         ctx.save_for_backward(x_MD, weight_D, scale_M)
         return out_MD.view(x.shape)
@@ -72,25 +76,23 @@ class NarrowNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_MD, weight_D, scale_M = ctx.saved_tensors
         gradient_MD = gradients[0].reshape(x_MD.shape).contiguous()
-        x_grad_MD = torch.empty_like(x_MD)
-        rows, width = x_MD.shape
-        sums = torch.zeros(-(-rows // SUM_ROWS), width)
+        x_grad_MD, sums = torch.empty_like(x_MD), torch.zeros(-(-len(x_MD) // SUM_ROWS), x_MD.shape[1])
         _by_rows(
-            kernels.norm_backward, rows, 2 * x_MD.numel(), _bits(gradient_MD), _bits(x_MD),
-            weight_D.detach().float().contiguous().numpy(), scale_M.numpy(), _bits(x_grad_MD), sums.numpy(), block=SUM_ROWS,
+            kernels.norm_backward, len(x_MD), 2 * x_MD.numel(), _rows(gradient_MD), _rows(x_MD),
+            _copied(weight_D), scale_M.numpy(), _rows(x_grad_MD), sums.numpy(), block=SUM_ROWS,
         )  # fmt: skip
         return x_grad_MD.view(gradients[0].shape), sums.sum(dim=0).to(weight_D.dtype), None
 
 
-class NarrowGate(torch.autograd.Function):
-    """SwiGLU in bf16 that saves gate and up for the backward pass."""
+class FusedGate(torch.autograd.Function):
+    """SwiGLU that saves gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        rows_M2F, out_MF = _bits(gate_up.flatten(0, -2)), _bits(out.flatten(0, -2))
+        rows_M2F, out_MF = _rows(gate_up.flatten(0, -2)), _rows(out.flatten(0, -2))
         _by_rows(kernels.gate, len(out_MF), gate_up.numel(), rows_M2F, out_MF)
         return out
 
@@ -98,13 +100,13 @@ class NarrowGate(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         gradient, gate_up_grad = gradients[0].contiguous(), torch.empty_like(gate_up)
-        arrays = [_bits(x.flatten(0, -2)) for x in (gradient, gate_up, gate_up_grad)]
+        arrays = [_rows(x.flatten(0, -2)) for x in (gradient, gate_up, gate_up_grad)]
         _by_rows(kernels.gate_backward, len(arrays[0]), 2 * gate_up.numel(), *arrays)
         return gate_up_grad
 
 
-class NarrowHeads(torch.autograd.Function):
-    """Split the joint matmul of queries, keys and values in bf16, and normalise and rotate queries and keys.
+class FusedHeads(torch.autograd.Function):
+    """Split the joint matmul of queries, keys and values, and normalise and rotate queries and keys.
 
     Maps (B, T, G, R + 2, K) to queries (B, H, T, K) and keys and values (B, G, T, K). Cosines and sines are (T, 1, P/2)
     or (B, T, 1, P/2); with P = 0 nothing is rotated. The norms' weights are (K,); an empty weight turns a norm off.
@@ -130,7 +132,7 @@ class NarrowHeads(torch.autograd.Function):
         x_BTGEK, cos, sin, q_weight, k_weight = ctx.saved_tensors
         batch, heads, length, width = q.shape
         joined_BTGEK = q.new_empty(batch, length, k.shape[1], heads // k.shape[1] + 2, width)
-        rows, x_ME = batch * length, _bits((joined_BTGEK if x_BTGEK is None else x_BTGEK).view(batch * length, -1))
+        rows, x_ME = batch * length, _rows((joined_BTGEK if x_BTGEK is None else x_BTGEK).view(batch * length, -1))
         totals = [torch.zeros(-(-rows // SUM_ROWS), len(weight)) for weight in (q_weight, k_weight, q.new_empty(0))]
         parts = _parts(joined_BTGEK, (q, k, v), cos, sin, q_weight, k_weight, ctx.eps)
         for arguments, sums in zip(parts, totals, strict=True):
@@ -147,18 +149,18 @@ def _parts(
     `parts` are the (B, heads, T, K) tensors of queries, keys and values.
     """
     batch, length, groups, each = joined_BTGEK.shape[:4]
-    joined_ME = _bits(joined_BTGEK.view(batch * length, -1))
+    joined_ME = _rows(joined_BTGEK.view(batch * length, -1))
     angles = [x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin)]  # each (T, P/2) or (B T, P/2)
     flat, none = np.empty((1, 0), np.float32), joined_BTGEK.new_empty(0)
     for first, part, weight in zip((0, each - 2, each - 1), parts, (q_weight, k_weight, none), strict=True):
         yield (
-            joined_ME, first, part.shape[1] // groups, each, _bits(part.flatten(0, 2)), length,
-            *([flat, flat] if first == each - 1 else angles), weight.detach().float().numpy(), np.float32(eps),
+            joined_ME, first, part.shape[1] // groups, each, _rows(part.flatten(0, 2)), length,
+            *([flat, flat] if first == each - 1 else angles), _copied(weight), np.float32(eps),
         )  # fmt: skip
 
 
-class NarrowAttention(torch.autograd.Function):
-    """Softmax attention of one document by torch's kernel, with a gradient by batched matmuls over blocks of queries.
+class Bf16Attention(torch.autograd.Function):
+    """Softmax attention in bf16 of one document by torch's kernel, with a gradient by batched matmuls over blocks of queries.
 
     Torch's backward kernel for a CPU does not use the bf16 units. As in that kernel, the softmax is recomputed from its
     saved log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are rounded as
@@ -193,8 +195,8 @@ class NarrowAttention(torch.autograd.Function):
         k_NTK, v_NTK = (x.reshape(count, keys, width) for x in (k, v))
         sums_NRT = log_sum.reshape(count, repeats, length)
         parts = []
-        for first in range(0, length, NarrowAttention.QUERIES):
-            some = slice(first, min(first + NarrowAttention.QUERIES, length))
+        for first in range(0, length, Bf16Attention.QUERIES):
+            some = slice(first, min(first + Bf16Attention.QUERIES, length))
             end = min(some.stop, keys) if ctx.causal else keys
             q_NCK, gradient_NCK, out_NCK = (x[:, :, some].flatten(1, 2) for x in (q_NRTK, gradient_NRTK, out_NRTK))
             # bmm is slow on strided inputs.
@@ -204,7 +206,7 @@ class NarrowAttention(torch.autograd.Function):
             slopes_NCE = torch.bmm(gradient_NCK, v_NEK.mT)
             sums = sums_NRT[:, :, some].flatten()
             used = weights_NCE, rests_NCE, slopes_NCE, gradient_NCK, out_NCK
-            arrays = [_bits(x.flatten(0, 1).contiguous()) for x in used]
+            arrays = [_rows(x.flatten(0, 1).contiguous()) for x in used]
             _by_rows(
                 kernels.softmax_backward, len(sums), 4 * weights_NCE.numel(), *arrays, sums.numpy(), np.float32(ctx.scale),
                 some.stop - first, first, seen, ctx.causal,
@@ -219,7 +221,7 @@ class NarrowAttention(torch.autograd.Function):
 
 def _padded(x_BHT: Tensor) -> Tensor:
     """Pad the tokens (dimension 2) with zeros to a multiple of PADDED."""
-    extra = -x_BHT.shape[2] % NarrowAttention.PADDED
+    extra = -x_BHT.shape[2] % Bf16Attention.PADDED
     return F.pad(x_BHT, (0, 0) * (x_BHT.dim() - 3) + (0, extra)) if extra else x_BHT
 
 
@@ -239,14 +241,14 @@ def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
 
 def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
     """Add `factor` times a bf16 tensor to an fp32 tensor of the same shape, in place; both are contiguous."""
-    arrays = total.view(-1).numpy(), _bits(summand.view(-1))
+    arrays = total.view(-1).numpy(), _rows(summand.view(-1))
     _by_rows(kernels.add, total.numel(), total.numel(), *arrays, np.float32(factor), block=SUM_ROWS)
 
 
 def combine(x_MD: Tensor, place_NK: Tensor, weight_NK: Tensor) -> Tensor:
     """Return the weighted sum of K rows of x for each token, (N, D). `place_NK` has the rows' numbers, flat or (N, K)."""
     out_ND = x_MD.new_empty(len(weight_NK), x_MD.shape[1])
-    arrays = _bits(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _bits(out_ND)
+    arrays = _rows(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _rows(out_ND)
     _by_rows(kernels.combine, len(out_ND), x_MD.numel(), *arrays)
     return out_ND
 
@@ -254,10 +256,9 @@ def combine(x_MD: Tensor, place_NK: Tensor, weight_NK: Tensor) -> Tensor:
 def combine_backward(x_MD: Tensor, place_NK: Tensor, weight_NK: Tensor, gradient_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `combine` with respect to x, (M, D), and to the weights, (N, K)."""
     x_grad_MD, weight_grad_NK = torch.empty_like(x_MD), torch.empty(weight_NK.shape, dtype=torch.float32)
-    arrays = _bits(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _bits(gradient_ND)
-    _by_rows(
-        kernels.combine_backward, len(gradient_ND), 2 * x_MD.numel(), *arrays, _bits(x_grad_MD), weight_grad_NK.numpy()
-    )
+    arrays = _rows(x_MD), place_NK.view(weight_NK.shape).numpy(), weight_NK.detach().float().numpy(), _rows(gradient_ND)
+    results = _rows(x_grad_MD), weight_grad_NK.numpy()
+    _by_rows(kernels.combine_backward, len(gradient_ND), 2 * x_MD.numel(), *arrays, *results)
     return x_grad_MD, weight_grad_NK.to(weight_NK.dtype)
 
 
@@ -269,7 +270,7 @@ def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_g
     """
     nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
     _by_rows(
-        kernels.cross_entropy, len(targets_C), 4 * logits_CV.numel(), _bits(logits_CV), targets_C.numpy(), np.float32(z_loss),
+        kernels.cross_entropy, len(targets_C), 4 * logits_CV.numel(), _rows(logits_CV), targets_C.numpy(), np.float32(z_loss),
         has_grad, nats_C.numpy(), extra_C.numpy(),
     )  # fmt: skip
     return nats_C, extra_C

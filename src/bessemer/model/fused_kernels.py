@@ -1,9 +1,9 @@
-"""The loops of `bf16`, compiled by numba at the first call and cached on disk; they run without the GIL.
+"""The loops of `fused`, compiled by numba at the first call and cached on disk; they run without the GIL.
 
-Each loop takes the range of rows [first, last). Arrays are float32, or bf16 as uint16 bits. Conversions are LLVM
+Each loop takes the range of rows [first, last). Arrays are float32, or bf16 as uint16 bits (`Rows`: either). Conversions are LLVM
 instructions, so that loops contain no calls and vectorise.
 
-Shapes: see `bf16`.
+Shapes: see `fused`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-Bits = npt.NDArray[np.uint16]
+Rows = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 SUM_ROWS = 256  # rows whose share of a weight's gradient is summed in one block
@@ -41,15 +41,30 @@ def _instructions(result: Any, argument: Any) -> Callable[[Callable[[Any, Any], 
     return decorate
 
 
-@_instructions(types.float32, types.uint16)
-def widen(builder: Any, bits: Any) -> Any:
-    """Convert the bits of a bf16 (uint16) to float32."""
+@intrinsic  # type: ignore[untyped-decorator]
+def widen(typing: Any, value: Any) -> Any:
+    """Convert the bits of a bf16 (uint16) to float32. A float32 stays as it is."""
+    is_wide = value == types.float32
+    return types.float32(value), lambda context, b, signature, given: given[0] if is_wide else _widened(b, given[0])
+
+
+def _widened(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(bits, _I32), _I32(16)), _F32)
 
 
-@_instructions(types.uint16, types.float32)
-def narrow(builder: Any, value: Any) -> Any:
-    """Convert float32 to the bits of the nearest bf16, ties to even. Every NaN becomes the same quiet NaN."""
+@intrinsic  # type: ignore[untyped-decorator]
+def narrow(typing: Any, value: Any, array: Any) -> Any:
+    """Convert float32 to an element of the array: float32, or the bits of the nearest bf16, ties to even.
+
+    Every NaN becomes the same quiet NaN of bf16.
+    """
+    is_wide = array.dtype == types.float32
+    return array.dtype(
+        value, array
+    ), lambda context, b, signature, given: given[0] if is_wide else _narrowed(b, given[0])
+
+
+def _narrowed(builder: Any, value: Any) -> Any:
     bits = builder.bitcast(value, _I32)
     odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
@@ -57,17 +72,16 @@ def narrow(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.select(is_nan, _I32(0x7FC0), rounded), _I16)
 
 
-@_instructions(types.int32, types.uint16)
-def ordered(builder: Any, bits: Any) -> Any:
-    """Map the bits of a bf16 to an int32 with the same order, NaN last. `unordered` is the inverse."""
-    signed = builder.sext(bits, _I32)
-    return builder.xor(signed, builder.and_(builder.ashr(signed, _I32(31)), _I32(0x7FFF)))
+@_instructions(types.int32, types.float32)
+def ordered(builder: Any, value: Any) -> Any:
+    """Map a float32 to an int32 with the same order, NaN last or first by its sign. `unordered` is the inverse."""
+    signed = builder.bitcast(value, _I32)
+    return builder.xor(signed, builder.and_(builder.ashr(signed, _I32(31)), _I32(0x7FFFFFFF)))
 
 
-@_instructions(types.uint16, types.int32)
+@_instructions(types.float32, types.int32)
 def unordered(builder: Any, key: Any) -> Any:
-    sign = builder.and_(builder.ashr(key, _I32(31)), _I32(0x7FFF))
-    return builder.trunc(builder.xor(key, sign), _I16)
+    return builder.bitcast(builder.xor(key, builder.and_(builder.ashr(key, _I32(31)), _I32(0x7FFFFFFF))), _F32)
 
 
 @_instructions(types.float32, types.float32)
@@ -110,7 +124,7 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @_compiled
-def norm(first: int, last: int, x: Bits, weight: Floats, eps: Any, out: Bits, scale: Floats) -> None:
+def norm(first: int, last: int, x: Rows, weight: Floats, eps: Any, out: Rows, scale: Floats) -> None:
     width = x.shape[1]
     for row in range(first, last):
         total = np.float32(0)
@@ -120,12 +134,12 @@ def norm(first: int, last: int, x: Bits, weight: Floats, eps: Any, out: Bits, sc
         factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
         scale[row] = factor
         for j in range(width):
-            out[row, j] = narrow(widen(x[row, j]) * factor * weight[j])
+            out[row, j] = narrow(widen(x[row, j]) * factor * weight[j], out)
 
 
 @_compiled
 def norm_backward(
-    first: int, last: int, gradient: Bits, x: Bits, weight: Floats, scale: Floats, x_grad: Bits, sums: Floats
+    first: int, last: int, gradient: Rows, x: Rows, weight: Floats, scale: Floats, x_grad: Rows, sums: Floats
 ) -> None:
     # With s = scale, g = gradient * weight: dx = s g - x s^3 / D * sum(g x); dweight = sum of gradient * x * s.
     width = x.shape[1]
@@ -137,20 +151,20 @@ def norm_backward(
         for j in range(width):
             slope, value = widen(gradient[row, j]), widen(x[row, j])
             sums[block, j] += slope * value * factor
-            x_grad[row, j] = narrow(slope * weight[j] * factor - value * shrink)
+            x_grad[row, j] = narrow(slope * weight[j] * factor - value * shrink, x_grad)
 
 
 @_compiled
-def gate(first: int, last: int, gate_up: Bits, out: Bits) -> None:
+def gate(first: int, last: int, gate_up: Rows, out: Rows) -> None:
     width = out.shape[1]
     for row in range(first, last):
         for j in range(width):
             gate = widen(gate_up[row, j])
-            out[row, j] = narrow(gate / (np.float32(1) + exp(-gate)) * widen(gate_up[row, width + j]))
+            out[row, j] = narrow(gate / (np.float32(1) + exp(-gate)) * widen(gate_up[row, width + j]), out)
 
 
 @_compiled
-def gate_backward(first: int, last: int, gradient: Bits, gate_up: Bits, gate_up_grad: Bits) -> None:
+def gate_backward(first: int, last: int, gradient: Rows, gate_up: Rows, gate_up_grad: Rows) -> None:
     # With s = sigmoid(gate): silu(gate) = gate s, and its derivative s + gate s (1 - s).
     one, width = np.float32(1), gradient.shape[1]
     for row in range(first, last):
@@ -158,13 +172,13 @@ def gate_backward(first: int, last: int, gradient: Bits, gate_up: Bits, gate_up_
             gate, up, slope = widen(gate_up[row, j]), widen(gate_up[row, width + j]), widen(gradient[row, j])
             share = one / (one + exp(-gate))
             silu = gate * share
-            gate_up_grad[row, width + j] = narrow(slope * silu)
-            gate_up_grad[row, j] = narrow(slope * up * (share + silu * (one - share)))
+            gate_up_grad[row, width + j] = narrow(slope * silu, gate_up_grad)
+            gate_up_grad[row, j] = narrow(slope * up * (share + silu * (one - share)), gate_up_grad)
 
 
 @_compiled
 def split_heads(
-    first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
+    first: int, last: int, by_token: Rows, head: int, count: int, each: int, by_head: Rows, length: int, cos: Floats,
     sin: Floats, weight: Floats, eps: Any,
 ) -> None:  # fmt: skip
     """Normalise and rotate some heads of the rows first, ..., last - 1 of `by_token`, and write them to `by_head`.
@@ -208,20 +222,20 @@ def split_heads(
                     values[j] *= factor * weight[j]
             for j in range(half):
                 a, b, c, s = values[j], values[half + j], cos_1[angle + j], sin_1[angle + j]
-                heads_1[to + j] = narrow(a * c - b * s)
-                heads_1[to + half + j] = narrow(b * c + a * s)
+                heads_1[to + j] = narrow(a * c - b * s, heads_1)
+                heads_1[to + half + j] = narrow(b * c + a * s, heads_1)
             for j in range(half + half, width):
-                heads_1[to + j] = narrow(values[j])
+                heads_1[to + j] = narrow(values[j], heads_1)
 
 
 @_compiled
 def join_heads(
-    first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
-    sin: Floats, weight: Floats, eps: Any, x: Bits, sums: Floats,
+    first: int, last: int, by_token: Rows, head: int, count: int, each: int, by_head: Rows, length: int, cos: Floats,
+    sin: Floats, weight: Floats, eps: Any, x: Rows, sums: Floats,
 ) -> None:  # fmt: skip
     """Compute the backward pass of `split_heads`, whose arguments it takes with `by_head` as the gradient of the result.
 
-    Writes the gradient of the input, rounded to bf16, to `by_token`, and adds that of the norm's weight to the rows of
+    Writes the gradient of the input to `by_token`, and adds that of the norm's weight to the rows of
     `sums`, one for each SUM_ROWS rows of tokens. `x` is the input of `split_heads`.
     """
     width, half = np.uint64(by_head.shape[1]), np.uint64(cos.shape[1])
@@ -255,12 +269,12 @@ def join_heads(
                     sums[block, j] += slopes[j] * value * factor
                     slopes[j] = slopes[j] * weight[j] * factor - value * shrink
             for j in range(width):
-                tokens_1[to + j] = narrow(slopes[j])
+                tokens_1[to + j] = narrow(slopes[j], tokens_1)
 
 
 @_compiled
 def softmax_backward(
-    first: int, last: int, scores: Bits, rests: Bits, slopes: Bits, gradient: Bits, out: Bits, log_sums: Floats, scale: Any,
+    first: int, last: int, scores: Rows, rests: Rows, slopes: Rows, gradient: Rows, out: Rows, log_sums: Floats, scale: Any,
     queries: int, first_query: int, seen: int, causal: bool,
 ) -> None:  # fmt: skip
     """Replace scores by softmax weights, and gradients of weights (`slopes`) by gradients of unscaled scores, in place.
@@ -289,21 +303,20 @@ def softmax_backward(
         log_sum, delta, at = log_sums[row], np.float32(0), row * width
         for j in range(width):
             delta += widen(gradient_1[at + j]) * widen(out_1[at + j])
-        at = row * keys
-        end = np.uint64(seen)
+        at, end = row * keys, np.uint64(seen)
         if causal:
             end = min(np.uint64(first_query) + row % np.uint64(queries) + np.uint64(1), end)
         for t in range(end):
             weight = exp((widen(scores_1[at + t]) + widen(rests_1[at + t])) * scale - log_sum)
-            scores_1[at + t] = narrow(weight)
-            slopes_1[at + t] = narrow(weight * (widen(slopes_1[at + t]) - delta) * scale)
+            scores_1[at + t] = narrow(weight, scores_1)
+            slopes_1[at + t] = narrow(weight * (widen(slopes_1[at + t]) - delta) * scale, slopes_1)
         for t in range(end, keys):
-            scores_1[at + t] = np.uint16(0)
-            slopes_1[at + t] = np.uint16(0)
+            scores_1[at + t] = narrow(np.float32(0), scores_1)
+            slopes_1[at + t] = narrow(np.float32(0), slopes_1)
 
 
 @_compiled
-def combine(first: int, last: int, x: Bits, place: Any, weights: Floats, out: Bits) -> None:
+def combine(first: int, last: int, x: Rows, place: Any, weights: Floats, out: Rows) -> None:
     """Write the weighted sum of rows place[n] of x to row n of out."""
     width = out.shape[1]
     total = np.empty(width, np.float32)
@@ -314,31 +327,31 @@ def combine(first: int, last: int, x: Bits, place: Any, weights: Floats, out: Bi
             for j in range(width):
                 total[j] += weight * widen(x[row, j])
         for j in range(width):
-            out[n, j] = narrow(total[j])
+            out[n, j] = narrow(total[j], out)
 
 
 @_compiled
 def combine_backward(
-    first: int, last: int, x: Bits, place: Any, weights: Floats, gradient: Bits, x_grad: Bits, weight_grad: Floats
+    first: int, last: int, x: Rows, place: Any, weights: Floats, gradient: Rows, x_grad: Rows, weight_grad: Floats
 ) -> None:
     for n in range(first, last):
         for k in range(place.shape[1]):
             row, weight, dot = place[n, k], weights[n, k], np.float32(0)
             for j in range(x.shape[1]):
                 dot += widen(gradient[n, j]) * widen(x[row, j])
-                x_grad[row, j] = narrow(weight * widen(gradient[n, j]))
+                x_grad[row, j] = narrow(weight * widen(gradient[n, j]), x_grad)
             weight_grad[n, k] = dot
 
 
 @_compiled
-def add(first: int, last: int, total: Floats, summand: Bits, factor: Any) -> None:
+def add(first: int, last: int, total: Floats, summand: Rows, factor: Any) -> None:
     for i in range(np.uint64(first), np.uint64(last)):
         total[i] += widen(summand[i]) * factor
 
 
 @_compiled
 def cross_entropy(
-    first: int, last: int, logits: Bits, targets: Any, z_loss: Any, needs_gradient: bool, nats: Floats, extra: Floats
+    first: int, last: int, logits: Rows, targets: Any, z_loss: Any, needs_gradient: bool, nats: Floats, extra: Floats
 ) -> None:
     one, vocabulary = np.float32(1), logits.shape[1]
     weights = np.empty(vocabulary, np.float32)
@@ -346,13 +359,12 @@ def cross_entropy(
         target = targets[row]
         if target < 0:
             nats[row] = extra[row] = np.float32(0)
-            for j in range(vocabulary):
-                logits[row, j] = np.uint16(0)
+            logits[row] = narrow(np.float32(0), logits)
             continue
-        target_logit, total, key = widen(logits[row, target]), np.float32(0), ordered(logits[row, 0])
+        target_logit, total, key = widen(logits[row, target]), np.float32(0), ordered(widen(logits[row, 0]))
         for j in range(vocabulary):
-            key = max(key, ordered(logits[row, j]))
-        largest = widen(unordered(key))
+            key = max(key, ordered(widen(logits[row, j])))
+        largest = unordered(key)
         for j in range(vocabulary):
             weight = exp(widen(logits[row, j]) - largest)
             weights[j] = weight
@@ -365,5 +377,5 @@ def cross_entropy(
         factor = one + np.float32(2) * z_loss * log_sum
         share = factor / total
         for j in range(vocabulary):
-            logits[row, j] = narrow(weights[j] * share)
-        logits[row, target] = narrow(weights[target] * share - one)
+            logits[row, j] = narrow(weights[j] * share, logits)
+        logits[row, target] = narrow(weights[target] * share - one, logits)

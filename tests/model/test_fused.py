@@ -1,4 +1,4 @@
-"""The fused bf16 kernels on a CPU: exact conversions, and values and gradients within rounding."""
+"""The fused kernels on a CPU: exact conversions, and values and gradients within rounding."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model import attention, bf16, casts, kernels
-from bessemer.model import bf16_kernels as loops
+from bessemer.model import attention, casts, fused, kernels
+from bessemer.model import fused_kernels as loops
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.layers import rotary_cos_sin
 from bessemer.model.options import Rope
@@ -44,11 +44,11 @@ def errors(ours: Callable[..., torch.Tensor], exact: Callable[..., torch.Tensor]
 
 @loops._compiled
 def _convert(
-    first: int, last: int, bits: loops.Bits, values: loops.Floats, rounded: loops.Bits, powers: loops.Floats
+    first: int, last: int, bits: loops.Rows, values: loops.Floats, rounded: loops.Rows, powers: loops.Floats
 ) -> None:
     for j in range(first, last):
         values[j] = loops.widen(bits[j])
-        rounded[j] = loops.narrow(powers[j])
+        rounded[j] = loops.narrow(powers[j], rounded)
         powers[j] = loops.exp(powers[j])
 
 
@@ -129,7 +129,7 @@ def test_attention_is_within_rounding(causal: bool, length: int, heads: int, gro
     def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
 
-    assert length in bf16.NarrowAttention.LENGTHS
+    assert length in fused.Bf16Attention.LENGTHS
     assert max(errors(lambda *x: attention._one_document(*x, spec), exact, q, k, v)) < 1.8 * ROUNDING
 
 
