@@ -87,16 +87,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             max_rows = rows if vocabulary is None else vocabulary.max_size
             chunk = loss_chunk(max_chunk, max_rows, device.type != "cpu")
             is_fused = bias is None and not soft_cap and vocabulary is None and runs_fused(hidden_ND)
-            if is_fused and hidden_ND.dtype != wide:
-                # Logits take 2 bytes instead of 8, so larger chunks fit the same memory and sum the head's gradient less often.
-                chunk = min(max_chunk, 4 * chunk)
+            if is_fused:
+                from bessemer.model import fused
+
+                # In bf16, logits take 2 bytes instead of 8: larger chunks fit the same memory, and add to the head less often.
+                chunk = chunk if hidden_ND.dtype == wide else min(max_chunk, 4 * chunk)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
                 logits_CV, slope_CV = linear_kernel(hidden_CD, head), None
                 if is_fused:
-                    from bessemer.model import fused
-
                     nats_C, extra_C = fused.loss_and_gradient(logits_CV, targets_C, z_loss, needs_gradient)
                 else:
                     logits_CV = logits_CV.to(wide)

@@ -28,7 +28,7 @@ CHECK_SECONDS = 2.0  # seconds of timed training steps for `bessemer check`
 MEASURABLE_SECONDS = 10.0  # a micro-batch expected to take longer is not timed
 FREE_SHARE = 0.8  # share of the device's free memory that a plan uses
 # Bytes that building a corpus and its tokens leaves allocated in the process that then trains, measured with 15 kB to 40 MB
-# of text: Arrow, and numba with LLVM, which bf16 on a CPU needs anyway.
+# of text: Arrow, and numba with LLVM, which training on a CPU without a compiler needs anyway.
 DATA_HALF, NUMBA = 220_000_000, 150_000_000
 DataHalf = Literal["", "made here", "to come"]
 
@@ -202,7 +202,7 @@ class Planner:
         alone = resolved.parallel.world == 1
         base = base_bytes(resolved.train, resolved.parallel, device)
         if alone and data_half == "to come" and not device.is_cuda:
-            base += DATA_HALF - (NUMBA if device.precision.name == "bf16" else 0)
+            base += DATA_HALF - (0 if device.compile else NUMBA)
         try:
             check_budget(resolved.train, resolved.parallel, config, device, base)
         except InputError as error:

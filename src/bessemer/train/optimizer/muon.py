@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 # (a, b, c) of each step x -> a x + b x^3 + c x^5. Their composition minimises the largest error |1 - p(x)| over singular values
-# from 0.02 to 1, which is 0.093 (Amsel et al. 2025, "The Polar Express"). On the directions of trained models of width 192 it is
-# as near to U V^T as the five steps of Jordan et al. (2024), because of the tighter norm in `orthogonalise`.
+# from 0.02 to 1, which is 0.093 (Amsel et al. 2025, "The Polar Express"). With the division in
+# `orthogonalise`, they come as near to U V^T as the five steps of Jordan et al. (2024) (benchmarks/results/ablations.json).
 NEWTON_SCHULZ = ((7.7110, -22.1138, 16.2487), (3.2153, -2.4112, 0.5013), (2.2183, -1.5940, 0.4107))
 EPSILON = 1e-7
 
