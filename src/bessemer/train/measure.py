@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import count
 from statistics import median
 from time import perf_counter
 
@@ -17,8 +16,7 @@ from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import concurrent_micro_batches
 from bessemer.train.trainer import Trainer
 
-WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this share of the budget
-TIMED_STEPS = 20
+WARMUP_STEPS, TIMED_STEPS = 3, 20
 UNSEEN_BYTES = 50_000_000  # how far a peak that was just reset may be above the resident memory
 Typical = Callable[[Iterable[float]], float]  # reduces repeated measurements to one number
 
@@ -77,21 +75,19 @@ def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
 def _time_steps(trainer: Trainer, budget: float) -> list[float]:
     """Return the seconds of each timed step, after a warm-up.
 
-    One micro-batch (or two, if they run together) and one update are timed and scaled to the whole step.
+    One micro-batch (or two, if they run together) and one update are timed and scaled to the whole step. The first step may
+    compile kernels, so its time does not count against the budget.
     """
     device, (rows, rounds) = trainer.device, _rows_and_rounds(trainer)
     batch = trainer.task.synthetic_batch(np.random.default_rng(0), rows, trainer.model.config)
-    started, timed = perf_counter(), list[float]()
-    for turn in count():
-        is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)
+    ends, seconds = list[float](), list[float]()
+    while len(seconds) < WARMUP_STEPS + TIMED_STEPS and (len(ends) < 2 or ends[-1] - ends[0] <= budget):
         began = perf_counter()
         norm = trainer.forward_backward(batch).grad_norm
         synchronize(device)
         between = perf_counter()
         trainer.update(0, norm)
         synchronize(device)
-        if is_warm:
-            timed.append(rounds * (between - began) + perf_counter() - between)
-            if len(timed) >= TIMED_STEPS or perf_counter() - started > budget:
-                break
-    return timed
+        ends.append(perf_counter())
+        seconds.append(rounds * (between - began) + ends[-1] - between)
+    return seconds[min(WARMUP_STEPS, len(seconds) // 2) :]
