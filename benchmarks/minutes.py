@@ -4,7 +4,7 @@ Each trainer runs in its recommended recipe for a CPU (minutes_worker.py), with 
 alternate, seed by seed. The minutes are those of training, without preparing tokens, compiling or the final scores. All are
 scored on the same held-out documents: each on its own, in windows of the length that the model was trained on, per byte of text.
 
-    python benchmarks/minutes.py --text code=FOLDER --text german=FOLDER --minutes 5 --seeds 3 --json FILE \
+    python benchmarks/minutes.py --text code=FOLDER --text german=FOLDER --minutes 5 --seeds 3 --json FILE \\
         --peer nanochat=PYTHON:CHECKOUT --peer nanogpt=PYTHON:CHECKOUT --peer litgpt=PYTHON --peer trainer=PYTHON
 
 PPMd (orders 10 and 16) and a byte 5-gram are fitted on the same training text, as lines to beat. A second call with the same
@@ -37,10 +37,10 @@ PEERS = ("nanochat", "nanogpt", "litgpt", "trainer")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", action="append", required=True, metavar="NAME=FOLDER", help="documents to read")
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--minutes", type=float, default=5, help="of training, for each trainer and seed (5)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (0)")
+    parser.add_argument("--vocabulary", type=int, default=2048, help="size of every tokenizer (2048)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON[:CHECKOUT]")
     parser.add_argument("--skip-own", action="store_true", help="run the peers alone")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of our recipe")

@@ -10,7 +10,7 @@ from scipy import stats
 
 from bessemer.common.errors import InputError
 from bessemer.ladder import paired
-from bessemer.recipe import load
+from bessemer.recipe import load, parse
 from bessemer.tokens.shards import TokenStore
 
 A, B = [1.452, 1.448, 1.455, 1.449, 1.453], [1.431, 1.434, 1.440, 1.425, 1.436]
@@ -23,6 +23,16 @@ def side(name: str, scores: list[float], **budget: Any) -> dict[str, Any]:
 
 def judge(folder: Path, a: dict[str, Any], b: dict[str, Any], **how: bool) -> dict[str, Any]:
     return paired.judge(folder, a, b, **{"same_order": True, **how})
+
+
+def test_a_key_set_to_its_default_changes_the_digest() -> None:
+    """A key that is not set may get a derived value, such as Muon for the optimizer."""
+    text = '[run]\nname = "x"\n[[corpus.sources]]\npaths = ["text"]\nname = "a"\nformat = "text"\n'
+    default, given, other_name = (
+        paired.identity(parse(part, "x"))
+        for part in (text, text + '[train.optimizer]\nkind = "adamw"\n', text.replace('"x"', '"y"'))
+    )
+    assert paired.digest_of(default) == paired.digest_of(other_name) != paired.digest_of(given)
 
 
 def test_the_interval_equals_that_of_a_paired_t_test() -> None:

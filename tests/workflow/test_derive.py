@@ -266,6 +266,16 @@ def test_a_given_size_or_time_changes_what_depends_on_it() -> None:
     assert derived(2_000_000, "train.minutes=3").train.max_epochs is None  # given minutes are used completely
 
 
+def test_the_optimizer_and_schedule_are_completed_unless_they_are_of_another_kind() -> None:
+    given = ("train.optimizer.learning_rate=0.02", "train.schedule.warmup_steps=7")
+    train = derived(2_000_000, *given).train
+    assert (train.optimizer.kind, train.optimizer.embedding_rate, train.optimizer.learning_rate) == ("muon", 8.0, 0.02)
+    assert (train.schedule.kind, train.schedule.decay_share, train.schedule.warmup_steps) == ("wsd", 0.5, 7)
+    assert derived(2_000_000, "train.optimizer.kind=muon").train.optimizer == derived(2_000_000).train.optimizer
+    other = derived(2_000_000, "train.optimizer.kind=adamw", "train.schedule.kind=linear").train
+    assert (other.optimizer.embedding_rate, other.schedule.decay_share) == (1.0, 0.2)
+
+
 def test_few_documents_hold_out_passages_except_of_labelled_ones() -> None:
     few = Basis(2_000_000, 1, "here", CPU, 1.0, 1, 2_000_000)
     assert sizing.derive(parse(FIVE, "five"), few)[0].tokens.held_out_from == "passages"

@@ -230,7 +230,7 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
     for source in statistics["sources"]:
         files.update({name: entry["files"] for name, entry in source["not_read"].items()})
     if files:
-        shown = ", ".join(f"{count:,} {name}" for name, count in files.most_common(4))
+        shown = ", ".join(f"{count:,} {name}" for name, count in files.most_common(4)) + ", ..." * (len(files) > 4)
         ignored.append(f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}")
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
     rows.sort(key=lambda row: (row[0] not in DAMAGED, -row[1]))  # a large damaged file counts as one document only

@@ -36,9 +36,13 @@ BYTES_TOLERANCE = 1e-3  # relative difference of the scored bytes above which bi
 
 
 def identity(recipe: Recipe) -> str:
-    """Return the name of a recipe with a digest of every key that can change a score, except the seed."""
+    """Return the name of a recipe with a digest of every key that can change a score, except the seed.
+
+    The digest covers which keys are set too, because a key that is not set may get a derived value other than its default.
+    """
     corpus = recipe.corpus.model_dump(mode="json", exclude={*Work.model_fields})
-    return f"{recipe.run.name}-{digest(runs.settings(recipe), corpus)[:8]}"
+    given = recipe.model_dump(mode="json", exclude={*runs.UNRELATED}, exclude_unset=True)
+    return f"{recipe.run.name}-{digest(runs.settings(recipe), corpus, given)[:8]}"
 
 
 def digest_of(name: str) -> str:

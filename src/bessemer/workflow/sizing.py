@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from bessemer.common.console import counted, size
 from bessemer.recipe import Recipe
+from bessemer.recipe.uses import NamedRule
 
 MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
 HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
@@ -48,6 +49,7 @@ UPDATES_OF_TIME, UPDATES, MIN_BATCH_TOKENS = 400, 4000, 512
 # and 2.283 bits per byte with Muon and a decay of 0.22, 1 and 1, and 1.828, 2.000 and 2.585 with AdamW and 0.56, 1 and 1.
 MUON_DECAY_PER_EPOCH = 0.075
 MUON = {"kind": "muon", "embedding_rate": 8.0, "betas": (0.8, 0.95), "muon_momentum": 0.9}
+SCHEDULE = {"kind": "wsd", "decay_share": 0.5, "final_share": 0.0}
 STEPS_SHARE = 0.92  # approximate share of train.minutes spent in steps; the rest is validation and saving
 
 
@@ -152,6 +154,14 @@ class _Derivation:
         outer, _, inner = table.partition(".")
         self.choices.append(Choice(table, values, why))
         self.recipe = self.recipe.changed(**{outer: {inner: values} if inner else values})
+
+    def _complete(self, table: str, given: NamedRule, why: str, **values: object) -> bool:
+        """Set the keys of a table that the recipe leaves out, and return True; unless the recipe gives it another kind."""
+        if "kind" in given.model_fields_set and given.kind != values["kind"]:
+            return False
+        if missing := {key: value for key, value in values.items() if key not in given.model_fields_set}:
+            self._set(table, why, **missing)
+        return True
 
     def _held_out(self) -> None:
         tokens, basis = self.recipe.tokens, self.basis
@@ -265,17 +275,14 @@ class _Derivation:
             batch = length << max(math.floor(math.log2(max(most, MIN_BATCH_TOKENS) / length)), 0)
             self._set("train", f"about {tokens / batch:,.0f} updates", global_batch_tokens=batch)
         epochs, keys = tokens / max(self._unique, 1), train.optimizer.model_fields_set
-        is_muon = not keys
-        if is_muon:
-            self._set("train.optimizer", "lower loss than AdamW in equal steps", **MUON)
+        is_muon = self._complete("train.optimizer", train.optimizer, "lower loss than AdamW in equal steps", **MUON)
         if epochs > 1.5 and "weight_decay" not in keys:
             per_epoch = MUON_DECAY_PER_EPOCH if is_muon else DECAY_PER_EPOCH
             decay = round(max(min(per_epoch * epochs, MAX_DECAY), DECAY), 2)
             embeddings = {} if "decay_embeddings" in keys else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)
-        if "schedule" not in train.model_fields_set:
-            self._set("train.schedule", "it fits any number of steps", kind="wsd", decay_share=0.5, final_share=0.0)
+        self._complete("train.schedule", train.schedule, "it fits any number of steps", **SCHEDULE)
 
 
 def _shown(value: object) -> str:
