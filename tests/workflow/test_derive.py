@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,10 @@ from bessemer.recipe import Recipe, ResolvedRecipe, as_resolved, dump, load, par
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
 from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train import measure
+from bessemer.train.task import config_of
+from bessemer.train.trainer import Trainer
 from bessemer.workflow import derive, sizing
 from bessemer.workflow.reuse import require_unchanged
 from bessemer.workflow.sizing import Basis
@@ -89,6 +94,25 @@ def test_the_machine_is_timed_only_if_a_size_depends_on_it(here: Path, monkeypat
     assert run_command(["tokens", "five.toml"]) == 0
     found = read_json(here / "runs" / "five" / "basis.json")
     assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0
+
+
+def test_a_first_step_that_compiles_does_not_count_in_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels compile in the first step, and the next two are slow as well."""
+    clock, seconds = [0.0], iter([100.0, 5.0, 5.0])
+    compute = Trainer.forward_backward
+
+    def timed(trainer: Trainer, *given: Any, **named: Any) -> Any:
+        clock[0] += next(seconds, 1.0)
+        return compute(trainer, *given, **named)
+
+    monkeypatch.setattr(measure, "WARMUP_STEPS", 3)
+    monkeypatch.setattr(measure, "TIMED_STEPS", 20)
+    monkeypatch.setattr(Trainer, "forward_backward", timed)
+    monkeypatch.setattr(measure, "perf_counter", lambda: clock[0])
+    recipe = recipe_defaults.resolve(Recipe.model_validate(derive.PROBE), derive.PROBE_VOCABULARY)
+    config = config_of(recipe, derive.PROBE_VOCABULARY, 0)
+    first, second = (measure.step_seconds(recipe, config, devices.choose(recipe.train), 20.0) for _ in range(2))
+    assert first == pytest.approx(second)
 
 
 def test_a_folder_of_text_is_trained_on_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

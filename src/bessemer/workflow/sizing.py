@@ -20,7 +20,8 @@
   machine: in 3 minutes on 750 MB of code, 512, 2,048 and 4,096 tokens per step reached 2.588, 2.412 and 2.377 bits per byte
   in 1,832, 766 and 373 steps. If the text is the limit, at most a 4,000th, because more updates then cost nothing: 20 epochs
   of 50 kB of prose reached 2.366 with 512 tokens per step and 3.058 with 1,024.
-- Optimizer: Muon for the hidden matrices, and AdamW with a faster embedding for the rest, if the recipe sets no key of it.
+- Optimizer: Muon for the hidden matrices, and AdamW with a faster embedding for the rest, unless the recipe names
+  another one.
 - Schedule: wsd, half of it decay. Its stable phase does not depend on the number of steps, so the run can be extended.
 """
 
